@@ -1,0 +1,129 @@
+#!/usr/bin/python3
+"""Compiles the sandbox's system-call policy into the BPF program that ships with the package.
+
+    scripts/build_seccomp.py            write src/atoll/engine/native/seccomp_x86_64.bpf
+    scripts/build_seccomp.py --check    exit 1 if the shipped file is another
+
+Needs libseccomp's Python binding (Debian: python3-seccomp), so it runs under the system's own python3. Sandboxes
+load the result as it is: compiling it at each start would cost more than everything else of a start together.
+
+The policy: what is listed is allowed. What is known and refused answers EPERM, as a missing capability would. What
+nobody here has looked at answers ENOSYS, and programs fall back as on an older kernel.
+"""
+
+import argparse
+import errno
+import sys
+import tempfile
+from pathlib import Path
+
+import seccomp
+from seccomp import ALLOW, EQ, ERRNO, GT, MASKED_EQ, NE, Arg, Attr
+
+OUTPUT = Path(__file__).parents[1] / "src/atoll/engine/native/seccomp_x86_64.bpf"
+
+ALLOWED = """
+    accept accept4 access adjtimex alarm arch_prctl bind brk capget capset chdir chmod chown chroot clock_adjtime
+    clock_getres clock_gettime clock_nanosleep close close_range connect copy_file_range creat dup dup2 dup3
+    epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait epoll_wait_old eventfd
+    eventfd2 execve execveat exit exit_group faccessat faccessat2 fadvise64 fallocate fchdir fchmod fchmodat fchown
+    fchownat fcntl fdatasync fgetxattr flistxattr flock fork fremovexattr fsetxattr fstat fstatfs fsync ftruncate
+    futex futex_waitv futimesat get_robust_list get_thread_area getcpu getcwd getdents getdents64 getegid geteuid
+    getgid getgroups getitimer getpeername getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid
+    getrlimit getrusage getsid getsockname getsockopt gettid gettimeofday getuid getxattr inotify_add_watch
+    inotify_init inotify_init1 inotify_rm_watch io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit
+    ioctl ioprio_get ioprio_set kill landlock_add_rule landlock_create_ruleset landlock_restrict_self lchown
+    lgetxattr link linkat listen listxattr llistxattr lremovexattr lseek lsetxattr lstat madvise membarrier
+    memfd_create mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect mq_getsetattr mq_notify
+    mq_open mq_timedreceive mq_timedsend mq_unlink mremap msgctl msgget msgrcv msgsnd msync munlock munlockall
+    munmap nanosleep newfstatat open openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 pkey_alloc
+    pkey_free pkey_mprotect poll ppoll prctl pread64 preadv preadv2 prlimit64 process_madvise process_mrelease
+    pselect6 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv recvfrom recvmmsg recvmsg
+    remap_file_pages removexattr rename renameat renameat2 restart_syscall rmdir rseq rt_sigaction rt_sigpending
+    rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo
+    sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
+    sched_getscheduler sched_rr_get_interval sched_setaffinity sched_setattr sched_setparam sched_setscheduler
+    sched_yield seccomp select semctl semget semop semtimedop sendfile sendmmsg sendmsg sendto set_robust_list
+    set_thread_area set_tid_address setfsgid setfsuid setgid setgroups setitimer setpgid setpriority setregid
+    setresgid setresuid setreuid setrlimit setsid setsockopt setuid setxattr shmat shmctl shmdt shmget shutdown
+    sigaltstack signalfd signalfd4 splice stat statfs statx symlink symlinkat sync sync_file_range syncfs sysinfo
+    tee tgkill time timer_create timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create
+    timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat utime utimensat utimes vfork
+    vmsplice wait4 waitid write writev
+""".split()
+
+# Refused with a reason, so that nobody has to wonder whether one was forgotten.
+REFUSED = {
+    "namespaces, in which an unprivileged user is root and old kernel code is within reach": "unshare setns",
+    "the mount family": "mount umount2 pivot_root open_tree move_mount fsopen fsconfig fsmount fspick mount_setattr",
+    "keyrings are not namespaced": "keyctl add_key request_key",
+    "programs and probes in the kernel": "bpf perf_event_open userfaultfd io_uring_setup io_uring_enter "
+    "io_uring_register fanotify_init fanotify_mark",
+    "other processes' memory and descriptors": "ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd",
+    "files by handle go round the root directory": "name_to_handle_at open_by_handle_at",
+    "the machine itself": "reboot kexec_load kexec_file_load init_module finit_module delete_module swapon swapoff "
+    "acct quotactl quotactl_fd syslog settimeofday clock_settime sethostname setdomainname iopl ioperm vhangup",
+    "16-bit segments": "modify_ldt",
+}
+
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET
+NEW_NAMESPACES = 0x7E020000
+# Linux, Linux32, and asking which it is; the rest weakens address randomisation or emulates dead systems.
+PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
+
+UNIX, INET, INET6, NETLINK = 1, 2, 10, 16
+NETLINK_ROUTE = 0
+IP_PROTOCOLS = (0, 1, 6, 17, 58, 255)  # default, ICMP, TCP, UDP, ICMPv6, raw; SCTP, DCCP and MPTCP stay out
+
+
+def policy() -> "seccomp.SyscallFilter":
+    rules = seccomp.SyscallFilter(ERRNO(errno.ENOSYS))
+    rules.set_attr(Attr.ACT_BADARCH, ERRNO(errno.ENOSYS))  # 32-bit and x32 system calls
+    rules.set_attr(Attr.CTL_OPTIMIZE, 2)  # a binary tree
+    for name in ALLOWED:
+        rules.add_rule(ALLOW, name)
+    for name in " ".join(REFUSED.values()).split():
+        rules.add_rule(ERRNO(errno.EPERM), name)
+    for personality in PERSONALITIES:
+        rules.add_rule(ALLOW, "personality", Arg(0, EQ, personality))
+    # clone3 passes its flags in memory, where a filter cannot look; on ENOSYS the C library uses clone.
+    rules.add_rule(ALLOW, "clone", Arg(0, MASKED_EQ, NEW_NAMESPACES, 0))
+    add_sockets(rules)
+    return rules
+
+
+def add_sockets(rules: "seccomp.SyscallFilter") -> None:
+    """Four families. AF_VSOCK above all stays out: it is not namespaced and reaches what is below this machine."""
+    rules.add_rule(ALLOW, "socketpair", Arg(0, EQ, UNIX))
+    rules.add_rule(ALLOW, "socket", Arg(0, EQ, UNIX))
+    rules.add_rule(ALLOW, "socket", Arg(0, EQ, NETLINK), Arg(2, EQ, NETLINK_ROUTE))
+    rules.add_rule(ERRNO(errno.EPROTONOSUPPORT), "socket", Arg(0, EQ, NETLINK), Arg(2, NE, NETLINK_ROUTE))
+    for family in (INET, INET6):
+        for protocol in IP_PROTOCOLS:
+            rules.add_rule(ALLOW, "socket", Arg(0, EQ, family), Arg(2, EQ, protocol))
+        rules.add_rule(ERRNO(errno.EPROTONOSUPPORT), "socket", Arg(0, EQ, family), Arg(2, GT, max(IP_PROTOCOLS)))
+    for family in set(range(NETLINK)) - {UNIX, INET, INET6}:
+        rules.add_rule(ERRNO(errno.EAFNOSUPPORT), "socket", Arg(0, EQ, family))
+    rules.add_rule(ERRNO(errno.EAFNOSUPPORT), "socket", Arg(0, GT, NETLINK))
+
+
+def compile_policy() -> bytes:
+    with tempfile.TemporaryFile() as file:
+        policy().export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    program = compile_policy()
+    if not parser.parse_args().check:
+        OUTPUT.write_bytes(program)
+        print(f"{OUTPUT.name}: {len(program) // 8} instructions")
+    elif OUTPUT.read_bytes() != program:
+        sys.exit(f"{OUTPUT.name} is not what {Path(__file__).name} makes; run it without --check")
+
+
+if __name__ == "__main__":
+    main()

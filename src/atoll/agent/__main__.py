@@ -1,0 +1,24 @@
+"""`python -m atoll.agent --listener FD`: the agent as a program, for engines that exec it.
+
+FD is a listening Unix socket made by the host. The sandbox's environment is this program's own.
+"""
+
+import argparse
+import os
+import socket
+
+from atoll.agent import main
+
+
+def parse_listener() -> socket.socket:
+    parser = argparse.ArgumentParser(prog="python -m atoll.agent", description="The Atoll agent, PID 1 of a sandbox.")
+    parser.add_argument("--listener", type=int, required=True, metavar="FD", help="a listening Unix socket")
+    listener = socket.socket(fileno=parser.parse_args().listener)
+    if listener.family != socket.AF_UNIX or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        parser.error("--listener must be a listening Unix socket")
+    listener.set_inheritable(False)
+    return listener
+
+
+if __name__ == "__main__":
+    main.run(parse_listener(), os.environ, on_ready=lambda: None)

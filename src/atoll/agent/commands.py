@@ -1,0 +1,351 @@
+"""Runs programs for the host: a process group of its own, exact bytes out, nothing left behind when asked to end.
+
+Rules:
+1. A command is over when its first process has ended. What that process had written is still delivered; what its
+   background children write later is drained and dropped, so that they are neither blocked nor killed by SIGPIPE.
+2. The pipe is read only while the host takes bytes: back-pressure reaches the writer.
+3. Past `max_output` a stream is read on and dropped. The program never notices.
+4. Time-out and cancellation: SIGTERM to the whole tree, SIGKILL after a grace period, and when the first process is
+   gone, SIGKILL to whatever is left.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from atoll.agent.process_tree import ProcessTree
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.frames import FrameKind
+from atoll.protocol.messages import TIMED_OUT_EXIT_CODE, Exec, ExecDone
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from atoll.agent.reaper import Reaper
+
+DEFAULT_DIRECTORY = "/workspace"
+READ_SIZE = 64 * 1024
+KILL_GRACE_SECONDS = 0.5
+MAX_DRAINED_PIPES = 256
+INPUT_HELD = 256 * 1024
+MAX_TIMEOUT_SECONDS = 10**7
+OOM_SCORE_OF_COMMANDS = b"500"  # the kernel's OOM killer takes commands before the agent
+
+
+class CommandOwner(Protocol):
+    """Who asked for a command and gets what comes of it."""
+
+    def send_output(self, kind: FrameKind, data: bytes) -> None: ...
+    def command_done(self, done: ExecDone) -> None: ...
+    def input_drained(self) -> None: ...
+
+
+class CommandRunner:
+    """Starts commands, and drains what their background children go on writing."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, reaper: Reaper, env: dict[str, str], oom_score_fd: int
+    ) -> None:
+        self.loop = loop
+        self.running: set[Command] = set()
+        self._reaper = reaper
+        self._env = env
+        self._oom_score_fd = oom_score_fd
+        self._drained: list[int] = []
+
+    def start(self, call: Exec, owner: CommandOwner) -> Command:
+        check_words(call)
+        pipes = _Pipes(call.stdin)
+        process = self._spawn(call, pipes)
+        command = Command(self, process, pipes, call, owner)
+        self._reaper.watch(process.pid, command.on_exit)
+        self.running.add(command)
+        return command
+
+    def drain(self, fd: int) -> None:
+        """Read `fd` and drop it all, until nobody can write to it any more."""
+        if _read(fd, READ_SIZE) == b"":
+            os.close(fd)
+            return
+        if len(self._drained) >= MAX_DRAINED_PIPES:
+            self._stop_draining(self._drained[0])
+        self._drained.append(fd)
+        self.loop.add_reader(fd, self._drop, fd)
+
+    def _drop(self, fd: int) -> None:
+        if _read(fd, READ_SIZE) == b"":
+            self._stop_draining(fd)
+
+    def _stop_draining(self, fd: int) -> None:
+        self._drained.remove(fd)
+        self.loop.remove_reader(fd)
+        os.close(fd)
+
+    def _spawn(self, call: Exec, pipes: _Pipes) -> subprocess.Popen[bytes]:
+        env = self._env | {name: value for name, value in call.env.items() if value is not None}
+        for name in (name for name, value in call.env.items() if value is None):
+            env.pop(name, None)
+        cwd = call.cwd or (DEFAULT_DIRECTORY if os.path.isdir(DEFAULT_DIRECTORY) else "/")
+        # Children inherit the score. Raising our own for the length of a vfork costs two writes; setting it in the
+        # child would cost a full fork.
+        os.pwrite(self._oom_score_fd, OOM_SCORE_OF_COMMANDS, 0)
+        try:
+            return subprocess.Popen(
+                call.argv,
+                stdin=pipes.stdin[0] if pipes.stdin else subprocess.DEVNULL,
+                stdout=pipes.stdout[1],
+                stderr=pipes.stderr[1],
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
+                close_fds=False,  # ours are all close-on-exec (a test looks)
+            )
+        except OSError as cause:
+            pipes.close_ours()
+            raise spawn_error(call.argv[0], cwd, cause) from cause
+        finally:
+            os.pwrite(self._oom_score_fd, b"0", 0)
+            pipes.close_theirs()
+
+
+class _Pipes:
+    """The pipes of a command. Our ends do not block."""
+
+    def __init__(self, with_stdin: bool) -> None:
+        pairs: list[tuple[int, int]] = []
+        try:
+            for _ in range(3 if with_stdin else 2):
+                pairs.append(os.pipe())
+        except OSError as cause:
+            for fd in (fd for pair in pairs for fd in pair):
+                os.close(fd)
+            raise no_room("a command", cause) from cause
+        self.stdout, self.stderr = pairs[:2]
+        self.stdin = pairs[2] if with_stdin else None
+        self._ours = [self.stdout[0], self.stderr[0], *(pair[1] for pair in pairs[2:])]
+        self._theirs = [self.stdout[1], self.stderr[1], *(pair[0] for pair in pairs[2:])]
+        for fd in self._ours:
+            os.set_blocking(fd, False)
+
+    def close_ours(self) -> None:
+        for fd in self._ours:
+            os.close(fd)
+
+    def close_theirs(self) -> None:
+        for fd in self._theirs:
+            os.close(fd)
+
+
+class Command:
+    """One running program."""
+
+    def __init__(
+        self, runner: CommandRunner, process: subprocess.Popen[bytes], pipes: _Pipes, call: Exec, owner: CommandOwner
+    ) -> None:
+        self._runner = runner
+        self._loop = runner.loop
+        self._process = process
+        self._owner: CommandOwner | None = owner
+        self._tree = ProcessTree(process.pid)
+        self._started = time.monotonic()
+        self._timed_out = self._truncated = self._is_ending = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._allowance = {FrameKind.STDOUT: call.max_output, FrameKind.STDERR: call.max_output}
+        self._outputs = {pipes.stdout[0]: FrameKind.STDOUT, pipes.stderr[0]: FrameKind.STDERR}
+        self._input = InputPipe(self._loop, pipes.stdin[1], owner.input_drained) if pipes.stdin else None
+        self.resume_output()
+        if call.timeout is not None:
+            self._timer = self._loop.call_later(call.timeout, self._time_out)
+
+    def resume_output(self) -> None:
+        for fd in self._outputs:
+            self._loop.add_reader(fd, self._on_readable, fd)
+
+    def pause_output(self) -> None:
+        for fd in self._outputs:
+            self._loop.remove_reader(fd)
+
+    def feed(self, data: bytes) -> bool:
+        """Bytes for standard input, none for its end. False: wait for `input_drained` before sending more."""
+        return self._input is None or self._input.feed(data)
+
+    def cancel(self) -> None:
+        """The owner is gone; so shall be the command."""
+        self._owner = None
+        self.resume_output()  # nobody is left to push back
+        self._end()
+
+    def on_exit(self, exit_code: int) -> None:
+        self._process.returncode = exit_code  # the reaper collected it; Popen need not look for it again
+        if self._timer:
+            self._timer.cancel()
+        if self._is_ending:
+            self._tree.kill()
+        self._finish_streams()
+        self._runner.running.discard(self)
+        if self._owner:
+            self._owner.command_done(
+                ExecDone(
+                    exit_code=TIMED_OUT_EXIT_CODE if self._timed_out else exit_code,
+                    duration=time.monotonic() - self._started,
+                    timed_out=self._timed_out,
+                    truncated=self._truncated,
+                )
+            )
+
+    def _time_out(self) -> None:
+        self._timed_out = True
+        self._end()
+
+    def _end(self) -> None:
+        if self._is_ending or self._process.returncode is not None:
+            return
+        self._is_ending = True
+        if self._timer:
+            self._timer.cancel()
+        self._tree.terminate()
+        self._timer = self._loop.call_later(KILL_GRACE_SECONDS, self._tree.kill)
+
+    def _on_readable(self, fd: int) -> None:
+        if data := _read(fd, READ_SIZE):
+            self._deliver(self._outputs[fd], data)
+        elif data is not None:
+            del self._outputs[fd]
+            self._loop.remove_reader(fd)
+            os.close(fd)
+
+    def _deliver(self, kind: FrameKind, data: bytes) -> None:
+        allowed = self._allowance[kind]
+        if allowed is not None:
+            self._truncated |= len(data) > allowed
+            data = data[:allowed]
+            self._allowance[kind] = allowed - len(data)
+        if data and self._owner:
+            self._owner.send_output(kind, data)
+
+    def _finish_streams(self) -> None:
+        for fd, kind in self._outputs.items():
+            self._loop.remove_reader(fd)
+            # Only what is there now: a background child may write for ever.
+            unread = int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+            while unread > 0 and (data := _read(fd, min(unread, READ_SIZE))):
+                unread -= len(data)
+                self._deliver(kind, data)
+            self._runner.drain(fd)
+        self._outputs.clear()
+        if self._input:
+            self._input.close()
+
+
+class InputPipe:
+    """A command's standard input. It holds what the command has not read yet, up to INPUT_HELD bytes and a frame."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, on_drained: Callable[[], None]) -> None:
+        self._loop = loop
+        self._fd: int | None = fd
+        self._on_drained = on_drained
+        self._held = bytearray()
+        self._ends = False
+
+    def feed(self, data: bytes) -> bool:
+        if self._fd is None or self._ends:
+            return True  # the reader closed its end: what comes now is for nobody
+        self._ends = not data
+        self._held += data
+        self._write()
+        return len(self._held) < INPUT_HELD
+
+    def close(self) -> None:
+        if self._fd is not None:
+            self._loop.remove_writer(self._fd)
+            os.close(self._fd)
+            self._fd = None
+            self._held.clear()
+
+    def _write(self) -> None:
+        assert self._fd is not None
+        was_full = len(self._held) >= INPUT_HELD
+        try:
+            while self._held:
+                del self._held[: os.write(self._fd, self._held[:READ_SIZE])]
+        except BlockingIOError:
+            self._loop.add_writer(self._fd, self._write)
+        except BrokenPipeError:
+            self.close()
+        else:
+            self._loop.remove_writer(self._fd)
+            if self._ends:
+                self.close()
+        if was_full and len(self._held) < INPUT_HELD:
+            self._on_drained()
+
+
+def check_words(call: Exec) -> None:
+    """What the kernel cannot take as arguments, directory or environment."""
+    words = [*call.argv, *call.env, *(value for value in call.env.values() if value is not None), call.cwd or ""]
+    if not call.argv or not call.argv[0]:
+        raise error(ErrorCode.INVALID_COMMAND, "the command is empty", remedy="Give a program and its arguments.")
+    if any("\0" in word for word in words):
+        raise error(ErrorCode.INVALID_COMMAND, "a NUL character is in the command", remedy="Take it out.")
+    if bad := next((name for name in call.env if not name or "=" in name), None):
+        raise error(ErrorCode.INVALID_COMMAND, f"{bad!r:.100} is no name for a variable", remedy="Leave out '='.")
+    if call.timeout is not None and not 0 <= call.timeout < MAX_TIMEOUT_SECONDS:
+        raise error(
+            ErrorCode.INVALID_COMMAND,
+            f"a timeout of {call.timeout} seconds cannot be kept",
+            remedy=f"Give 0 to {MAX_TIMEOUT_SECONDS} seconds, or none for no limit.",
+        )
+
+
+def spawn_error(program: str, cwd: str, cause: OSError) -> AtollError:
+    """Why a program did not start, in the caller's words."""
+    if cause.filename == cwd and isinstance(cause, FileNotFoundError):
+        return error(ErrorCode.FILE_NOT_FOUND, f"there is no directory {cwd!r}", path=cwd, remedy="Make it first.")
+    if cause.filename == cwd and isinstance(cause, NotADirectoryError):
+        return error(ErrorCode.NOT_DIRECTORY, f"{cwd!r} is not a directory", path=cwd, remedy="Give a directory.")
+    match cause.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return error(
+                ErrorCode.COMMAND_NOT_FOUND,
+                f"{program!r:.200} was not found in the sandbox",
+                remedy="Check the spelling and PATH, or install it in the sandbox first.",
+                command=program[:200],
+            )
+        case errno.EAGAIN | errno.ENOMEM:
+            return no_room(f"{program!r:.200}", cause)
+        case errno.E2BIG:
+            return error(
+                ErrorCode.INVALID_COMMAND,
+                "the arguments and variables are longer than the kernel takes",
+                remedy="Pass what is large on standard input or in a file.",
+            )
+    return error(
+        ErrorCode.PERMISSION_DENIED,
+        f"{program!r:.200} cannot be run in {cwd!r:.200}: {cause.strerror}",
+        remedy="It must be a program that the sandbox's user may execute.",
+        command=program[:200],
+    )
+
+
+def no_room(what: str, cause: OSError) -> AtollError:
+    return error(
+        ErrorCode.PROCESS_LIMIT_REACHED,
+        f"{what} could not start: the sandbox has no room for another process ({cause.strerror})",
+        remedy="End some of its processes, or give it higher limits.",
+    )
+
+
+def _read(fd: int, size: int) -> bytes | None:
+    """Up to `size` bytes; none at the end of the file; None if there is nothing yet."""
+    with suppress(BlockingIOError):
+        return os.read(fd, size)
+    return None

@@ -1,0 +1,80 @@
+"""The agent's life: make itself fit to be PID 1, say that it is ready, serve until it is killed.
+
+Two ways in. The native engine forks it from the nursery and calls `run` (no exec, so the image needs no Python).
+Other engines exec it: `python -m atoll.agent --listener FD`.
+
+Rules:
+1. Everything is imported before `run`. Then the import system is shut: what lies in the sandbox's /usr belongs to
+   the sandbox, and PID 1 does not load it.
+2. PID 1 opens no file by a name that the sandbox could have replaced with a FIFO. So no traceback is ever formatted
+   here (that reads source files), and nothing asks the C library for users, hosts or locales (that loads plug-ins).
+3. Every descriptor is close-on-exec; a command gets 0, 1 and 2 and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import encodings.ascii
+import encodings.idna
+import encodings.latin_1
+import encodings.utf_8
+import os
+import signal
+import socket
+import stringprep
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from atoll.agent.commands import CommandRunner
+from atoll.agent.reaper import Reaper
+from atoll.agent.server import AgentServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# Codecs are looked up by name at first use, and that is an import: these are loaded while that is still allowed.
+PRELOADED = (encodings.ascii, encodings.idna, encodings.latin_1, encodings.utf_8, stringprep)
+
+_PR_SET_DUMPABLE = 4
+
+
+def run(listener: socket.socket, env: Mapping[str, str], on_ready: Callable[[], None]) -> NoReturn:
+    """Serve the host on `listener`, an already listening Unix socket, and never return."""
+    # /proc/self belongs to us only while we are dumpable, which a change of user id ends.
+    _set_dumpable(True)
+    oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    become_pid_1()
+    loop = asyncio.SelectorEventLoop()
+    loop.set_exception_handler(_survive)
+    server = AgentServer(CommandRunner(loop, Reaper(loop), dict(env), oom_score))
+    loop.run_until_complete(loop.create_unix_server(server.new_connection, sock=listener, backlog=128))
+    on_ready()
+    loop.run_forever()
+    os._exit(0)
+
+
+def become_pid_1() -> None:
+    """Close what a hostile neighbour in the same PID namespace could use against us."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # The default action, not "ignore": PID 1 is immune to it, and children inherit a clean slate.
+        signal.signal(number, signal.SIG_DFL)
+    os.umask(0o022)
+    # Without this, root inside could read our memory and descriptors in /proc/1.
+    _set_dumpable(False)
+    shut_import_system()
+
+
+def shut_import_system() -> None:
+    sys.meta_path.clear()
+    sys.path_hooks.clear()
+    sys.path.clear()
+    sys.path_importer_cache.clear()
+
+
+def _set_dumpable(value: bool) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def _survive(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """A callback failed. Its connection is already closed by asyncio; PID 1 goes on for the others."""

@@ -1,0 +1,185 @@
+"""The agent's side of a connection: one operation at a time, kept open for the next, cancelled when it closes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.frames import FrameDecoder, FrameError, FrameKind, encode_frame
+from atoll.protocol.messages import (
+    PROTOCOL_VERSION,
+    Exec,
+    ExecDone,
+    Ping,
+    Pong,
+    decode_call,
+    encode_message,
+)
+
+if TYPE_CHECKING:
+    from atoll.agent.commands import Command, CommandRunner
+
+MAX_CONNECTIONS = 512
+UNSENT_BYTES = 256 * 1024  # output that waits for the host before the command's pipe is left alone
+
+_PEER_CREDENTIALS = struct.Struct("3i")
+
+
+class AgentServer:
+    """What the connections share."""
+
+    def __init__(self, runner: CommandRunner) -> None:
+        self.runner = runner
+        self.connections = 0
+
+    def new_connection(self) -> HostConnection:
+        return HostConnection(self)
+
+
+class HostConnection(asyncio.Protocol):
+    """A connection from the host. Anyone else is turned away before a byte is read."""
+
+    def __init__(self, server: AgentServer) -> None:
+        self._server = server
+        self._runner = server.runner
+        self._is_full = False
+        self._decoder = FrameDecoder()
+        self._command: Command | None = None
+        self._hang_up: HangUpWatch | None = None
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._server.connections += 1
+        self._transport = transport
+        if not comes_from_outside(transport.get_extra_info("socket")):
+            transport.abort()
+        elif self._server.connections > MAX_CONNECTIONS:
+            self._fail(
+                error(
+                    ErrorCode.AGENT_BUSY,
+                    f"the sandbox already has {MAX_CONNECTIONS} operations under way",
+                    remedy="Wait for some to end.",
+                )
+            )
+            transport.close()
+        else:
+            transport.set_write_buffer_limits(high=UNSENT_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                self._on_frame(frame.kind, frame.payload)
+        except FrameError as cause:
+            self._hang_up_on_peer(str(cause))
+
+    def connection_lost(self, cause: Exception | None) -> None:
+        self._server.connections -= 1
+        self._stop_watching()
+        if self._command:
+            self._command.cancel()
+            self._command = None
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        if self._command:
+            self._command.pause_output()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        if self._command:
+            self._command.resume_output()
+
+    def send_output(self, kind: FrameKind, data: bytes) -> None:
+        self._send(kind, data)
+
+    def command_done(self, done: ExecDone) -> None:
+        self._command = None
+        self.input_drained()
+        self._send(FrameKind.DONE, encode_message(done))
+
+    def input_drained(self) -> None:
+        if self._hang_up and self._transport:
+            self._stop_watching()
+            self._transport.resume_reading()
+
+    def _on_frame(self, kind: FrameKind, payload: bytes) -> None:
+        match kind:
+            case FrameKind.CALL if self._command is None:
+                self._on_call(payload)
+            case FrameKind.INPUT if self._command is not None:
+                if not self._command.feed(payload):
+                    self._stop_reading()
+            case FrameKind.INPUT:
+                pass  # the command ended while its input was on the way
+            case _:
+                raise FrameError(f"a {kind.name} frame has no place here")
+
+    def _on_call(self, payload: bytes) -> None:
+        try:
+            match decode_call(payload):
+                case Exec() as call:
+                    self._command = self._runner.start(call, self)
+                    if self._is_full:  # the host has not read the answer before this one
+                        self._command.pause_output()
+                case Ping():
+                    pong = Pong(protocol_version=PROTOCOL_VERSION, commands_running=len(self._runner.running))
+                    self._send(FrameKind.DONE, encode_message(pong))
+        except AtollError as cause:
+            self._fail(cause)
+        except msgspec.MsgspecError as cause:
+            self._fail(error(ErrorCode.INVALID_REQUEST, f"the agent cannot read this call: {cause}"))
+
+    def _fail(self, cause: AtollError) -> None:
+        self._send(FrameKind.FAILED, encode_message(cause.to_body()))
+
+    def _send(self, kind: FrameKind, payload: bytes) -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.write(encode_frame(kind, payload))
+
+    def _hang_up_on_peer(self, reason: str) -> None:
+        self._fail(error(ErrorCode.INVALID_REQUEST, reason, remedy="Open a new connection."))
+        if self._transport:
+            self._transport.close()
+
+    def _stop_reading(self) -> None:
+        """The command reads slowly; the host shall wait. Only its departure must still be noticed."""
+        if self._transport and not self._hang_up:
+            self._transport.pause_reading()
+            peer = self._transport.get_extra_info("socket").fileno()
+            self._hang_up = HangUpWatch(self._runner.loop, peer, self._transport)
+
+    def _stop_watching(self) -> None:
+        if self._hang_up:
+            self._hang_up.close()
+            self._hang_up = None
+
+
+class HangUpWatch:
+    """Aborts a transport whose peer is gone although we do not read from it, which asyncio alone would not see."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, transport: asyncio.Transport) -> None:
+        self._loop = loop
+        self._epoll = select.epoll(1)
+        self._fd = os.dup(fd)  # a registration ends with its descriptor, and asyncio may close its own first
+        self._epoll.register(self._fd, select.EPOLLRDHUP)
+        loop.add_reader(self._epoll.fileno(), transport.abort)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+        os.close(self._fd)
+
+
+def comes_from_outside(peer: socket.socket) -> bool:
+    """Whether the peer lives outside our PID namespace: the kernel then has no number for it here, and says 0."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    pid, _, _ = _PEER_CREDENTIALS.unpack(credentials)
+    return bool(pid == 0)

@@ -1,0 +1,1 @@
+"""How sandboxes are made and ended. `base` is the protocol; each engine is a folder."""

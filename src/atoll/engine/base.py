@@ -1,0 +1,62 @@
+"""What every engine can do. Nothing above `engine/` knows which one is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from atoll.protocol.ids import SandboxId
+from atoll.protocol.limits import Limits
+from atoll.protocol.rootfs import Rootfs
+
+
+class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox to be made. `disk` is an existing directory of its own, in which what it writes is kept."""
+
+    id: SandboxId
+    rootfs: Rootfs
+    disk: Path
+    limits: Limits
+    env: dict[str, str]
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Names one process for ever: a pid alone is used again."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+
+
+@dataclass(kw_only=True)
+class LiveSandbox:
+    """A running sandbox, held by a pidfd of its first process until it is stopped."""
+
+    id: SandboxId
+    process: ProcessIdentity
+    uid_base: int
+    agent_socket: Path
+    pidfd: int | None
+
+
+class Engine(Protocol):
+    """Makes sandboxes, watches them, ends them."""
+
+    async def start(self, spec: SandboxSpec) -> LiveSandbox:
+        """Make a sandbox and return when its agent listens; on failure nothing of it remains but `spec.disk`."""
+        ...
+
+    async def stop(self, sandbox: LiveSandbox) -> None:
+        """End every process of the sandbox and return when they are gone. Twice is fine."""
+        ...
+
+    async def wait(self, sandbox: LiveSandbox) -> None:
+        """Return when the sandbox has ended, whoever ended it."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the engine's own processes. Sandboxes run on."""
+        ...

@@ -1,0 +1,271 @@
+"""The engine's host side: starts the nursery, gives it orders, holds a pidfd of each sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec
+from atoll.engine.native import orders
+from atoll.engine.native.preflight import check_machine
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.rootfs import Overlay
+
+MAX_ANSWER = 1 << 16
+LOG_TAIL = 2_000
+
+
+class NativeEngine:
+    """Makes sandboxes with a nursery, which is started when first needed and again when it died.
+
+    `state` holds images and disks, `runtime` the agents' sockets; other directories that images refer to, such as
+    the host's /usr, are named in `exposed`.
+    """
+
+    def __init__(self, state: Path, runtime: Path, exposed: tuple[Path, ...] = (Path("/usr"),)) -> None:
+        check_machine()
+        self._state = state
+        self._runtime = runtime
+        self._sockets = runtime / "agents"
+        self._names = {state: "state", self._sockets: "agents"}
+        self._names |= {path: f"exposed-{index}" for index, path in enumerate(exposed)}
+        for directory in (state, runtime, self._sockets):
+            _make_private_directory(directory)
+        self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self._nursery: NurseryProcess | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self, spec: SandboxSpec) -> LiveSandbox:
+        nursery = await self._running_nursery()
+        socket_name = f"{secrets.token_hex(8)}.sock"
+        launch = orders.Launch(
+            ticket=nursery.next_ticket(),
+            sandbox_id=spec.id,
+            overlays=tuple(self._translate(overlay) for overlay in spec.rootfs.overlays),
+            disk=self._in_nursery(spec.disk),
+            socket=f"/agents/{socket_name}",
+            env=spec.env,
+        )
+        born, pidfd = await nursery.launch(launch)
+        return LiveSandbox(
+            id=spec.id,
+            process=ProcessIdentity(pid=born.pid, start_time=born.start_time, boot_id=self._boot_id),
+            uid_base=born.uid_base,
+            agent_socket=self._sockets / socket_name,
+            pidfd=pidfd,
+        )
+
+    async def stop(self, sandbox: LiveSandbox) -> None:
+        if sandbox.pidfd is None:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
+        await self.wait(sandbox)
+        if sandbox.pidfd is not None:
+            os.close(sandbox.pidfd)
+            sandbox.pidfd = None
+        sandbox.agent_socket.unlink(missing_ok=True)
+
+    async def wait(self, sandbox: LiveSandbox) -> None:
+        if sandbox.pidfd is None:
+            return
+        # A copy, so that stop() may close its own while others still wait.
+        pidfd = os.dup(sandbox.pidfd)
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
+        try:
+            await ended
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+    async def close(self) -> None:
+        if self._nursery:
+            await self._nursery.close()
+            self._nursery = None
+
+    async def _running_nursery(self) -> NurseryProcess:
+        async with self._starting:
+            if self._nursery is None or self._nursery.has_ended:
+                exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
+                self._nursery = await NurseryProcess.start(self._runtime, exposures)
+            return self._nursery
+
+    def _translate(self, overlay: Overlay) -> Overlay:
+        layers = tuple(self._in_nursery(Path(layer)) for layer in overlay.layers)
+        return Overlay(name=overlay.name, target=overlay.target, layers=layers)
+
+    def _in_nursery(self, path: Path) -> str:
+        """Where the nursery sees a host path."""
+        for exposed, name in self._names.items():
+            if path.is_relative_to(exposed):
+                return f"/{name}/{path.relative_to(exposed)}"
+        raise error(ErrorCode.INTERNAL_ERROR, f"{path} is not exposed to the nursery")
+
+
+class NurseryProcess:
+    """A running nursery and the launches it has not answered yet."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, log: Path) -> None:
+        self._process = process
+        self._channel = channel
+        self._log = log
+        self._waiting: dict[int, asyncio.Future[tuple[orders.Born, int]]] = {}
+        self._last_ticket = 0
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(channel, self._on_readable)
+        self.has_ended = False
+
+    @classmethod
+    async def start(cls, runtime: Path, exposures: tuple[orders.Exposure, ...]) -> NurseryProcess:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        root = runtime / "nursery"
+        _make_private_directory(root)
+        log = runtime / "nursery.log"
+        with theirs, log.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-X", "utf8", "-m", "atoll.engine.native.nursery", str(theirs.fileno())],
+                env={},  # every sandbox's PID 1 inherits it
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        nursery = cls(process, ours, log)
+        await nursery._send(orders.encode(orders.Opening(runtime=str(root), exposures=exposures)))
+        await nursery._opened
+        return nursery
+
+    def next_ticket(self) -> int:
+        self._last_ticket += 1
+        return self._last_ticket
+
+    async def launch(self, launch: orders.Launch) -> tuple[orders.Born, int]:
+        """The answer, and a pidfd of the sandbox's first process."""
+        answer = self._waiting[launch.ticket] = self._loop.create_future()
+        try:
+            await self._send(orders.encode(launch))
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            answer.add_done_callback(_discard)
+            raise
+
+    async def close(self) -> None:
+        self._channel.shutdown(socket.SHUT_RDWR)
+        self._end()
+        while self._process.poll() is None:
+            await asyncio.sleep(0.002)
+
+    async def _send(self, packet: bytes) -> None:
+        try:
+            await self._loop.sock_sendall(self._channel, packet)
+        except OSError as cause:
+            if cause.errno == errno.EMSGSIZE:
+                raise error(
+                    ErrorCode.INVALID_REQUEST,
+                    f"the sandbox's environment and layers take {len(packet)} bytes, which is too much",
+                    remedy="Give it fewer or shorter variables; large values belong in a file.",
+                ) from cause
+            raise self._failure() from cause
+
+    def _on_readable(self) -> None:
+        try:
+            packet, fds, _, _ = socket.recv_fds(self._channel, MAX_ANSWER, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet, fds = b"", []
+        if packet:
+            self._on_answer(orders.decode_answer(packet), fds)
+        else:
+            self._end()
+
+    def _on_answer(self, answer: orders.Answer, fds: list[int]) -> None:
+        match answer:
+            case orders.Opened():
+                self._opened.set_result(None)
+            case orders.Born():
+                os.set_inheritable(fds[0], False)
+                self._waiting.pop(answer.ticket).set_result((answer, fds[0]))
+            case orders.Stillborn():
+                self._waiting.pop(answer.ticket).set_exception(start_error(answer))
+
+    def _end(self) -> None:
+        """The nursery is gone, or shall be: whoever waits for it learns that."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        self._loop.remove_reader(self._channel)
+        self._channel.close()
+        waiting = [*self._waiting.values(), self._opened]
+        self._waiting.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._failure())
+        self._opened.exception() if self._opened.done() else None
+
+    def _failure(self) -> AtollError:
+        log = self._log.read_text(errors="replace")[-LOG_TAIL:].strip()
+        last = log.splitlines()[-1] if log else "it left no message"
+        return error(
+            ErrorCode.NURSERY_FAILED,
+            f"the process that makes sandboxes ended: {last}",
+            remedy=f"Try again; it is started anew. Its log is {self._log}.",
+            log=log,
+        )
+
+
+def start_error(answer: orders.Stillborn) -> AtollError:
+    """Why a sandbox did not start, and what to do."""
+    said = f"{answer.step}: {answer.detail}"
+    if answer.step == "idmap the layers" and answer.errno == errno.EINVAL:
+        return error(
+            ErrorCode.LAYER_NOT_IDMAPPABLE,
+            f"the file system of the image, or of the state directory, cannot be idmapped ({said})",
+            remedy="Keep /usr and the state directory on ext4, xfs, btrfs or tmpfs; overlay and network file systems "
+            "(as inside a container) will not do.",
+        )
+    if answer.step == "take a uid range" and not answer.errno:
+        return error(ErrorCode.UID_RANGES_EXHAUSTED, answer.detail, remedy="Stop or destroy some sandboxes.")
+    return error(
+        ErrorCode.SANDBOX_START_FAILED,
+        f"the sandbox could not be made ({said})",
+        remedy="Check that this machine allows user namespaces and overlay mounts.",
+        step=answer.step,
+        errno=answer.errno,
+    )
+
+
+def _make_private_directory(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as cause:
+        raise error(
+            ErrorCode.STATE_DIRECTORY_UNUSABLE,
+            f"{path} cannot be made: {cause.strerror}",
+            remedy="Choose another directory, or remove what is in the way.",
+            path=str(path),
+        ) from cause
+
+
+def _discard(answer: asyncio.Future[tuple[orders.Born, int]]) -> None:
+    """Nobody waits for this sandbox any more: end it."""
+    if answer.cancelled() or answer.exception():
+        return
+    _, pidfd = answer.result()
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)

@@ -1,0 +1,64 @@
+"""What the engine and its nursery say to each other, one message per packet."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.protocol.rootfs import Overlay
+
+
+class Exposure(msgspec.Struct, frozen=True):
+    """A host directory the nursery may use, and its name in the nursery's own small root."""
+
+    name: str
+    path: str
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message: what the nursery shall see of the host. `runtime` is an empty directory of its own."""
+
+    runtime: str
+    exposures: tuple[Exposure, ...]
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """Make a sandbox. Every path is one in the nursery's root."""
+
+    ticket: int
+    sandbox_id: str
+    overlays: tuple[Overlay, ...]
+    disk: str
+    socket: str
+    env: dict[str, str]
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
+    """The nursery is ready."""
+
+
+class Born(msgspec.Struct, frozen=True, kw_only=True, tag="born"):
+    """The sandbox's agent listens. A pidfd of its first process comes along."""
+
+    ticket: int
+    pid: int
+    start_time: int
+    uid_base: int
+
+
+class Stillborn(msgspec.Struct, frozen=True, kw_only=True, tag="stillborn"):
+    """It could not be made: at which step, and what the kernel said. Nothing of it remains."""
+
+    ticket: int
+    step: str
+    errno: int
+    detail: str
+
+
+Answer = Opened | Born | Stillborn
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+decode_opening = msgspec.msgpack.Decoder(Opening).decode
+decode_launch = msgspec.msgpack.Decoder(Launch).decode
+_answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+decode_answer = _answer_decoder.decode

@@ -1,0 +1,208 @@
+"""The system calls Python has no function for. Thin, typed, and nothing is decided here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from enum import IntFlag
+
+_libc = ctypes.CDLL(None, use_errno=True)
+# Holds the interpreter lock over the call, as fork needs it: no other thread may run while the process is copied.
+_libc_locked = ctypes.PyDLL(None, use_errno=True)
+_python = ctypes.pythonapi
+
+_SYS_PIVOT_ROOT = 155  # x86-64; the ones below have the same number on every architecture
+_SYS_OPEN_TREE = 428
+_SYS_MOVE_MOUNT = 429
+_SYS_CLONE3 = 435
+_SYS_CLOSE_RANGE = 436
+_SYS_MOUNT_SETATTR = 442
+
+_AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
+_AT_RECURSIVE = 0x8000
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_MNT_DETACH = 2
+_SIGCHLD = 17
+
+
+class Namespace(IntFlag):
+    MOUNT = 0x00020000
+    CGROUP = 0x02000000
+    UTS = 0x04000000
+    IPC = 0x08000000
+    USER = 0x10000000
+    PID = 0x20000000
+    NET = 0x40000000
+
+
+class MountFlag(IntFlag):
+    NONE = 0
+    READ_ONLY = 1
+    NOSUID = 2
+    NODEV = 4
+    NOEXEC = 8
+    REMOUNT = 32
+    BIND = 4096
+    RECURSIVE = 16384
+    PRIVATE = 1 << 18
+
+
+class MountAttribute(IntFlag):
+    NONE = 0
+    READ_ONLY = 1
+    NOSUID = 2
+    NODEV = 4
+    NOEXEC = 8
+    IDMAP = 0x00100000
+
+
+class Prctl(IntFlag):
+    SET_NAME = 15
+    CAPBSET_DROP = 24
+    SET_NO_NEW_PRIVS = 38
+
+
+class _CloneArguments(ctypes.Structure):
+    _fields_ = [  # noqa: RUF012 (ctypes reads it once)
+        (name, ctypes.c_uint64)
+        for name in (
+            "flags",
+            "pidfd",
+            "child_tid",
+            "parent_tid",
+            "exit_signal",
+            "stack",
+            "stack_size",
+            "tls",
+            "set_tid",
+            "set_tid_size",
+            "cgroup",
+        )
+    ]
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd")]  # noqa: RUF012
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]  # noqa: RUF012
+
+
+_CAPABILITY_VERSION_3 = 0x20080522
+_CLONE_PIDFD = 0x1000
+
+
+def clone3(namespaces: Namespace) -> tuple[int, int]:
+    """Fork into new namespaces. The parent gets the child's pid and a pidfd, the child (0, -1).
+
+    A bare clone3 skips what Python does around a fork, and every child would then draw the same random numbers; so
+    the three hooks are called by hand.
+    """
+    pidfd = ctypes.c_int(-1)
+    arguments = _CloneArguments(
+        flags=namespaces | _CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=_SIGCHLD
+    )
+    _python.PyOS_BeforeFork()
+    pid = _libc_locked.syscall(
+        ctypes.c_long(_SYS_CLONE3), ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments))
+    )
+    if pid == 0:
+        _python.PyOS_AfterFork_Child()
+        return 0, -1
+    number = ctypes.get_errno()
+    _python.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(number, os.strerror(number))
+    return pid, pidfd.value
+
+
+def unshare(namespaces: Namespace) -> None:
+    _check(_libc.unshare(ctypes.c_int(namespaces)))
+
+
+def open_tree(path: str, *, recursive: bool = False) -> int:
+    """A detached copy of the mount at `path`, as a descriptor; if asked, with the mounts below it."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
+    return _syscall(_SYS_OPEN_TREE, ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
+
+
+def mount_setattr(tree: int, attributes: MountAttribute, userns_fd: int = 0) -> None:
+    """Change a detached mount; with IDMAP, show its files through the id map of `userns_fd`."""
+    value = _MountAttributes(set=attributes, userns_fd=userns_fd)
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    _syscall(_SYS_MOUNT_SETATTR, ctypes.c_int(tree), b"", ctypes.c_uint(_AT_EMPTY_PATH), ctypes.byref(value), size)
+
+
+def mount_setattr_at(path: str, attributes: MountAttribute) -> None:
+    """Change the mount at `path`."""
+    value = _MountAttributes(set=attributes)
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    _syscall(_SYS_MOUNT_SETATTR, ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(0), ctypes.byref(value), size)
+
+
+def move_mount(tree: int, target: str) -> None:
+    """Attach a detached mount at `target`."""
+    flags = ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)
+    _syscall(_SYS_MOVE_MOUNT, ctypes.c_int(tree), b"", ctypes.c_int(_AT_FDCWD), os.fsencode(target), flags)
+
+
+def mount(source: str | None, target: str, fstype: str | None, flags: MountFlag, data: str | None = None) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, fstype, data)]
+    _check(_libc.mount(*encoded[:3], ctypes.c_ulong(flags), encoded[3]))
+
+
+def detach(target: str) -> None:
+    """Take the mount at `target` out of the tree now; it goes when nobody uses it."""
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)))
+
+
+def pivot_root_here() -> None:
+    """Make the current directory the root; the old root is then mounted over "." until it is detached."""
+    _syscall(_SYS_PIVOT_ROOT, b".", b".")
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` on."""
+    _syscall(_SYS_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(0))
+
+
+def set_hostname(name: str) -> None:
+    encoded = name.encode()
+    _check(_libc.sethostname(encoded, ctypes.c_size_t(len(encoded))))
+
+
+def prctl(option: Prctl, value: int | bytes) -> None:
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    zero = ctypes.c_ulong(0)
+    _check(_libc.prctl(ctypes.c_int(option), argument, zero, zero, zero))
+
+
+def set_capabilities(mask: int) -> None:
+    """Keep exactly the capabilities in `mask`: effective and permitted; none inheritable."""
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
+    sets = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
+    _check(_libc.capset(ctypes.byref(header), ctypes.byref(sets)))
+
+
+def overwrite_arguments(title: bytes) -> None:
+    """Replace what /proc/self/cmdline shows. The kernel reads it from our own stack, where it may be written."""
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 (runs where pathlib's imports are not wanted)
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, title, min(len(title), end - start - 1))
+
+
+def _syscall(number: int, *arguments: object) -> int:
+    return _check(_libc.syscall(ctypes.c_long(number), *arguments))
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result

@@ -1,0 +1,1 @@
+"""What a sandbox's root is made of, by name."""

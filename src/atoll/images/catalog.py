@@ -1,0 +1,62 @@
+"""All images of one state directory: `host`, and root file systems that were added by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from atoll.images.host import HostImage
+from atoll.images.names import HOST, parse_image_name
+from atoll.images.skeleton import write_skeleton
+from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.rootfs import Overlay, Rootfs
+
+
+class ImageCatalog:
+    def __init__(self, store: Path, host: HostImage | None = None) -> None:
+        self._store = store
+        self._host = host or HostImage(store)
+        self._skeleton = store / ".skeleton"
+
+    def names(self) -> list[str]:
+        added = (path.name for path in self._store.glob("*/root") if path.parent.name != HOST)
+        return [HOST, *sorted(name.parent.name if isinstance(name, Path) else name for name in added)]
+
+    def resolve(self, name: str) -> Rootfs:
+        """What `name` stands for now."""
+        if parse_image_name(name) == HOST:
+            return self._host.resolve()
+        root = self._store / name / "root"
+        if not root.is_dir():
+            raise error(
+                ErrorCode.IMAGE_NOT_FOUND,
+                f"there is no image {name!r}",
+                remedy=f"Use one of: {', '.join(self.names())}.",
+                image=name,
+            )
+        layers = (str(root), str(self._base_layer()))
+        return Rootfs(image=name, state=name, overlays=(Overlay(name="root", target="/", layers=layers),))
+
+    def add(self, name: str, directory: Path) -> None:
+        """Take a copy of a root file system as an image."""
+        target = self._store / parse_image_name(name)
+        if name == HOST or target.exists():
+            raise error(ErrorCode.IMAGE_EXISTS, f"there is an image {name!r} already", remedy="Choose another name.")
+        self._store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".making-", dir=self._store))
+        try:
+            shutil.copytree(directory, work / "root", symlinks=True)
+            os.rename(work, target)
+        except OSError:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+
+    def _base_layer(self) -> Path:
+        if not self._skeleton.is_dir():
+            work = Path(tempfile.mkdtemp(prefix=".making-", dir=self._store))
+            write_skeleton(work)
+            work.chmod(0o755)
+            os.rename(work, self._skeleton)
+        return self._skeleton

@@ -1,0 +1,153 @@
+"""The `host` image: the host's own /usr, over which a sandbox writes without touching it.
+
+Nothing is downloaded and nothing is built but a small root: an /etc that says nothing about the host's people, an
+empty /var with a copy of the package database, and the usual directories. It is made anew when the host's packages,
+libraries or accounts change; a sandbox keeps the one it was made on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from atoll.images import debian_etc
+from atoll.images.names import HOST
+from atoll.images.skeleton import write_skeleton
+from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.rootfs import Overlay, Rootfs
+
+FORMAT = 1  # part of the state: a new way of building makes new roots
+WATCHED = (
+    "var/lib/dpkg/status",
+    "etc/ld.so.cache",
+    "etc/passwd",
+    "etc/group",
+    "etc/alternatives",
+    "etc/ssl/certs",
+    "etc/pam.d",
+)
+MERGED = ("bin", "sbin", "lib")  # must lead into /usr
+OPTIONALLY_MERGED = ("lib32", "lib64", "libx32")
+VAR_DIRECTORIES = (
+    "var/cache/apt/archives/partial",
+    "var/cache/debconf",
+    "var/cache/ldconfig",
+    "var/lib/apt/lists/partial",
+    "var/lib/misc",
+    "var/lib/pam",
+    "var/lib/python",
+    "var/log/apt",
+    "var/mail",
+    "var/opt",
+    "var/spool",
+)
+ENV = {
+    # Debian keeps pip away from the system's Python, which inside is the sandbox's own.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    "PIP_ROOT_USER_ACTION": "ignore",
+}
+
+
+class HostState(msgspec.Struct, frozen=True, kw_only=True):
+    """Which state of the host an image stands for."""
+
+    digest: str
+    system: str
+
+
+class HostImage:
+    """Builds the root when the host has changed, and finds it when not. `host` is the host's root directory."""
+
+    def __init__(self, store: Path, host: Path = Path("/"), usr: Path | None = None) -> None:
+        self._store = store / HOST
+        self._host = host
+        self._usr = usr or host / "usr"
+
+    def resolve(self) -> Rootfs:
+        self._check_layout()
+        state = read_host_state(self._host)
+        root = self._store / state.digest
+        if not root.is_dir():
+            self._build(root, state)
+        return Rootfs(
+            image=HOST,
+            state=f"{state.digest} ({state.system})",
+            overlays=(
+                Overlay(name="root", target="/", layers=(str(root / "root"),)),
+                Overlay(name="usr", target="/usr", layers=(str(self._usr),)),
+            ),
+            env=ENV,
+        )
+
+    def _check_layout(self) -> None:
+        for name in MERGED:
+            link = self._host / name
+            if not link.is_symlink() or link.readlink().parts[-2:-1] != ("usr",):
+                raise error(
+                    ErrorCode.HOST_IMAGE_NOT_POSSIBLE,
+                    f"/{name} does not lead into /usr on this host",
+                    remedy="Install usrmerge, or use another image.",
+                    path=f"/{name}",
+                )
+
+    def _build(self, target: Path, state: HostState) -> None:
+        self._store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix="making-", dir=self._store))
+        try:
+            root = work / "root"
+            root.mkdir(mode=0o755)
+            self._fill(root)
+            (work / "state.json").write_bytes(msgspec.json.encode(state))
+            os.rename(work, target)
+        except OSError as cause:
+            shutil.rmtree(work, ignore_errors=True)
+            if not target.is_dir():  # else somebody else was faster, and theirs is as good
+                raise error(
+                    ErrorCode.HOST_IMAGE_NOT_POSSIBLE,
+                    f"the host image could not be built: {cause}",
+                    remedy=f"Check that {self._store} is writable and has 100 MB free.",
+                ) from cause
+
+    def _fill(self, root: Path) -> None:
+        write_skeleton(root)
+        for name in (*MERGED, *OPTIONALLY_MERGED):
+            if (self._host / name).is_symlink():
+                (root / name).symlink_to((self._host / name).readlink())
+        for name in VAR_DIRECTORIES:
+            (root / name).mkdir(parents=True, exist_ok=True)
+        (root / "var/run").symlink_to("/run")
+        (root / "var/lock").symlink_to("/run/lock")
+        debian_etc.write_etc(self._host, root / "etc")
+        copy_package_database(self._host / "var/lib/dpkg", root / "var/lib/dpkg")
+
+
+def read_host_state(host: Path) -> HostState:
+    """Cheap enough for each sandbox: it looks at times and sizes, not at contents."""
+    digest = hashlib.sha256(str(FORMAT).encode())
+    for name in WATCHED:
+        try:
+            status = (host / name).stat()
+            digest.update(f"{name} {status.st_ino} {status.st_size} {status.st_mtime_ns}\n".encode())
+        except OSError:
+            digest.update(f"{name} missing\n".encode())
+    return HostState(digest=digest.hexdigest()[:16], system=system_name(host))
+
+
+def system_name(host: Path) -> str:
+    """As the host calls itself, such as "Debian GNU/Linux 12 (bookworm)"."""
+    release = host / "usr/lib/os-release"
+    lines = release.read_text(errors="replace").splitlines() if release.exists() else []
+    names = (line.partition("=")[2].strip("\"'") for line in lines if line.startswith("PRETTY_NAME="))
+    return next(names, "unknown system")
+
+
+def copy_package_database(source: Path, target: Path) -> None:
+    """What dpkg needs to know what is installed. Its lock files stay behind: they are the host's."""
+    if source.is_dir():
+        ignore = shutil.ignore_patterns("lock", "lock-frontend", "triggers/Lock", "*-old")
+        shutil.copytree(source, target, symlinks=True, ignore=ignore)

@@ -1,0 +1,206 @@
+"""One root for every error a user can meet, with branches by who must act.
+
+Each error has a stable `code`, a message with the value that failed, a `context` for programs and a
+`remedy` for people. Where Python has a built-in for the situation, the class is that built-in too.
+"""
+
+from __future__ import annotations
+
+import errno
+from enum import StrEnum
+from typing import ClassVar
+
+import msgspec
+
+Context = dict[str, str | int | float | bool | None]
+
+
+class ErrorCode(StrEnum):
+    """Stable names; a program may branch on them."""
+
+    # The caller must change the request.
+    INVALID_SANDBOX_ID = "INVALID_SANDBOX_ID"
+    INVALID_LIMITS = "INVALID_LIMITS"
+    INVALID_IMAGE_NAME = "INVALID_IMAGE_NAME"
+    INVALID_COMMAND = "INVALID_COMMAND"
+    INVALID_REQUEST = "INVALID_REQUEST"
+    IMAGE_NOT_FOUND = "IMAGE_NOT_FOUND"
+    IMAGE_EXISTS = "IMAGE_EXISTS"
+    SANDBOX_EXISTS = "SANDBOX_EXISTS"
+    COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
+    FILE_NOT_FOUND = "FILE_NOT_FOUND"
+    NOT_DIRECTORY = "NOT_DIRECTORY"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    # Something happened to, or inside, the sandbox.
+    PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED"
+    SANDBOX_NOT_RUNNING = "SANDBOX_NOT_RUNNING"
+    AGENT_BUSY = "AGENT_BUSY"
+    AGENT_LOST = "AGENT_LOST"
+    AGENT_TIMEOUT = "AGENT_TIMEOUT"
+    AGENT_MISBEHAVED = "AGENT_MISBEHAVED"
+    # The machine lacks something; its operator must act.
+    NOT_ROOT = "NOT_ROOT"
+    KERNEL_TOO_OLD = "KERNEL_TOO_OLD"
+    MACHINE_NOT_SUPPORTED = "MACHINE_NOT_SUPPORTED"
+    LAYER_NOT_IDMAPPABLE = "LAYER_NOT_IDMAPPABLE"
+    HOST_IMAGE_NOT_POSSIBLE = "HOST_IMAGE_NOT_POSSIBLE"
+    UID_RANGES_EXHAUSTED = "UID_RANGES_EXHAUSTED"
+    SANDBOX_START_FAILED = "SANDBOX_START_FAILED"
+    STATE_DIRECTORY_UNUSABLE = "STATE_DIRECTORY_UNUSABLE"
+    # We are wrong.
+    NURSERY_FAILED = "NURSERY_FAILED"
+    INTERNAL_ERROR = "INTERNAL_ERROR"
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as it travels."""
+
+    code: str
+    message: str
+    context: Context = {}
+    remedy: str = ""
+
+
+class AtollError(Exception):
+    """Everything Atoll raises on purpose."""
+
+    code: ErrorCode = ErrorCode.INTERNAL_ERROR
+    errno_value: ClassVar[int | None] = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: ErrorCode | None = None,
+        context: Context | None = None,
+        remedy: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.code = code or type(self).code
+        self.message = message
+        self.context: Context = context or {}
+        self.remedy = remedy
+        if isinstance(self, OSError):
+            self.errno = self.errno_value
+
+    def __str__(self) -> str:
+        text = f"{self.message} [{self.code}]"
+        return f"{text}\n  {self.remedy}" if self.remedy else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (from_body, (self.to_body(),))
+
+    def to_body(self) -> ErrorBody:
+        return ErrorBody(code=self.code, message=self.message, context=self.context, remedy=self.remedy)
+
+
+class CallerError(AtollError):
+    """The request cannot be met as it is: change it."""
+
+
+class SandboxError(AtollError):
+    """The sandbox, or what runs in it, is in the way."""
+
+
+class HostError(AtollError):
+    """The machine lacks something: its operator must act."""
+
+
+class InternalError(AtollError):
+    """Atoll is wrong: report it."""
+
+
+class InvalidValueError(CallerError, ValueError):
+    code = ErrorCode.INVALID_REQUEST
+
+
+class NotFoundError(CallerError, LookupError):
+    code = ErrorCode.IMAGE_NOT_FOUND
+
+
+class AlreadyExistsError(CallerError, FileExistsError):
+    code = ErrorCode.SANDBOX_EXISTS
+    errno_value = errno.EEXIST
+
+
+class FileMissingError(CallerError, FileNotFoundError):
+    code = ErrorCode.FILE_NOT_FOUND
+    errno_value = errno.ENOENT
+
+
+class NotADirectoryPathError(CallerError, NotADirectoryError):
+    code = ErrorCode.NOT_DIRECTORY
+    errno_value = errno.ENOTDIR
+
+
+class AccessError(CallerError, PermissionError):
+    code = ErrorCode.PERMISSION_DENIED
+    errno_value = errno.EACCES
+
+
+class LimitReachedError(SandboxError):
+    code = ErrorCode.PROCESS_LIMIT_REACHED
+
+
+class AgentLostError(SandboxError, ConnectionError):
+    code = ErrorCode.AGENT_LOST
+    errno_value = errno.ECONNRESET
+
+
+class AgentTimeoutError(SandboxError, TimeoutError):
+    code = ErrorCode.AGENT_TIMEOUT
+    errno_value = errno.ETIMEDOUT
+
+
+class AgentMisbehavedError(SandboxError):
+    """Bytes from inside broke the protocol. They are never interpreted further."""
+
+    code = ErrorCode.AGENT_MISBEHAVED
+
+
+class NotRootError(HostError, PermissionError):
+    code = ErrorCode.NOT_ROOT
+    errno_value = errno.EPERM
+
+
+_CLASSES: dict[str, type[AtollError]] = {
+    ErrorCode.INVALID_SANDBOX_ID: InvalidValueError,
+    ErrorCode.INVALID_LIMITS: InvalidValueError,
+    ErrorCode.INVALID_IMAGE_NAME: InvalidValueError,
+    ErrorCode.INVALID_COMMAND: InvalidValueError,
+    ErrorCode.INVALID_REQUEST: InvalidValueError,
+    ErrorCode.IMAGE_NOT_FOUND: NotFoundError,
+    ErrorCode.IMAGE_EXISTS: AlreadyExistsError,
+    ErrorCode.SANDBOX_EXISTS: AlreadyExistsError,
+    ErrorCode.COMMAND_NOT_FOUND: FileMissingError,
+    ErrorCode.FILE_NOT_FOUND: FileMissingError,
+    ErrorCode.NOT_DIRECTORY: NotADirectoryPathError,
+    ErrorCode.PERMISSION_DENIED: AccessError,
+    ErrorCode.PROCESS_LIMIT_REACHED: LimitReachedError,
+    ErrorCode.SANDBOX_NOT_RUNNING: SandboxError,
+    ErrorCode.AGENT_BUSY: SandboxError,
+    ErrorCode.AGENT_LOST: AgentLostError,
+    ErrorCode.AGENT_TIMEOUT: AgentTimeoutError,
+    ErrorCode.AGENT_MISBEHAVED: AgentMisbehavedError,
+    ErrorCode.NOT_ROOT: NotRootError,
+    ErrorCode.KERNEL_TOO_OLD: HostError,
+    ErrorCode.MACHINE_NOT_SUPPORTED: HostError,
+    ErrorCode.LAYER_NOT_IDMAPPABLE: HostError,
+    ErrorCode.HOST_IMAGE_NOT_POSSIBLE: HostError,
+    ErrorCode.UID_RANGES_EXHAUSTED: HostError,
+    ErrorCode.SANDBOX_START_FAILED: HostError,
+    ErrorCode.STATE_DIRECTORY_UNUSABLE: HostError,
+}
+
+
+def error(code: ErrorCode, message: str, *, remedy: str = "", **context: str | int | float | bool | None) -> AtollError:
+    """The error for `code`, of the class a caller would catch."""
+    return _CLASSES.get(code, InternalError)(message, code=code, context=context, remedy=remedy)
+
+
+def from_body(body: ErrorBody) -> AtollError:
+    """The error that travelled as `body`; a code this version does not know keeps its words."""
+    known = body.code in ErrorCode.__members__
+    code = ErrorCode(body.code) if known else ErrorCode.INTERNAL_ERROR
+    message = body.message if known else f"{body.message} ({body.code})"
+    return _CLASSES.get(code, InternalError)(message, code=code, context=dict(body.context), remedy=body.remedy)

@@ -1,0 +1,79 @@
+"""The frames that carry everything between the host and an agent.
+
+    length of payload (4 bytes, big-endian) | kind (1 byte) | payload
+
+Rules:
+1. A length above MAX_PAYLOAD is refused when its header arrives, before a byte of payload is kept, so a peer
+   that lies about a length costs the other side five bytes.
+2. The decoder never holds more than one unfinished frame.
+3. A kind outside FrameKind is refused: nothing is skipped, nothing is guessed.
+"""
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+MAX_PAYLOAD = 2**20
+_HEADER = struct.Struct(">IB")
+HEADER_SIZE = _HEADER.size
+
+
+class FrameKind(IntEnum):
+    CALL = 1  # host → agent: what to do, a message
+    INPUT = 2  # host → agent: bytes for standard input; empty means end of file
+    STDOUT = 16  # agent → host: bytes as they were written
+    STDERR = 17
+    DONE = 30  # agent → host: the operation's result, a message; the connection is free for the next call
+    FAILED = 31  # agent → host: the operation's error, a message; likewise
+
+
+class Frame(NamedTuple):
+    kind: FrameKind
+    payload: bytes
+
+
+class FrameError(Exception):
+    """The peer broke the rules above; the connection is of no further use."""
+
+
+_KINDS = {int(kind): kind for kind in FrameKind}
+
+
+def encode_frame(kind: FrameKind, payload: bytes = b"") -> bytes:
+    if len(payload) > MAX_PAYLOAD:
+        raise FrameError(f"a frame holds at most {MAX_PAYLOAD} bytes, not {len(payload)}")
+    return _HEADER.pack(len(payload), kind) + payload
+
+
+class FrameDecoder:
+    """Bytes in, whole frames out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def is_mid_frame(self) -> bool:
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        self._buffer += data
+        frames: list[Frame] = []
+        position = 0
+        while (end := self._frame_end(position)) is not None:
+            kind = _KINDS[self._buffer[position + 4]]
+            frames.append(Frame(kind, bytes(self._buffer[position + HEADER_SIZE : end])))
+            position = end
+        del self._buffer[:position]
+        return frames
+
+    def _frame_end(self, position: int) -> int | None:
+        """Where the frame that starts at `position` ends, once all of it is here."""
+        if len(self._buffer) - position < HEADER_SIZE:
+            return None
+        length, kind = _HEADER.unpack_from(self._buffer, position)
+        if length > MAX_PAYLOAD:
+            raise FrameError(f"a frame claims {length} bytes; {MAX_PAYLOAD} are allowed")
+        if kind not in _KINDS:
+            raise FrameError(f"{kind} is no kind of frame")
+        end = position + HEADER_SIZE + int(length)
+        return end if end <= len(self._buffer) else None

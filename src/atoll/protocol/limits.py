@@ -1,0 +1,109 @@
+"""How much of the machine one sandbox may use."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import Any
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+
+MIB = 2**20
+MIN_MEMORY = 16 * MIB  # the agent and one small program
+MIN_DISK = 1 * MIB
+MIN_PIDS = 8  # the agent, a shell and a short pipeline
+MAX_PIDS = 2**22  # the kernel's own bound on pids
+MAX_BYTES = 2**60
+MIN_CPUS, MAX_CPUS = Fraction(1, 100), Fraction(4096)
+
+
+@dataclass(frozen=True, init=False, kw_only=True)
+class Limits:
+    """Validated limits, in cpus and bytes. Written by hand they also take "512MiB", "4GB" and "1/4"."""
+
+    cpus: float
+    memory: int
+    disk: int
+    pids: int
+
+    def __init__(
+        self, *, cpus: float | str = 2, memory: int | str = "2GiB", disk: int | str = "4GiB", pids: int = 1024
+    ) -> None:
+        values = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:  # also what msgspec calls, which makes Limits from a message without __init__
+        object.__setattr__(self, "cpus", _cpus(self.cpus))
+        object.__setattr__(self, "memory", _bytes("memory", self.memory, MIN_MEMORY))
+        object.__setattr__(self, "disk", _bytes("disk", self.disk, MIN_DISK))
+        object.__setattr__(self, "pids", _pids(self.pids))
+
+
+def parse_limits(value: Limits | str | dict[str, Any] | None) -> Limits:
+    """Limits from what a user may write: nothing, a size's name, or the fields."""
+    match value:
+        case None:
+            return Limits()
+        case Limits():
+            return value
+        case str() if value in SIZES:
+            return SIZES[value]
+        case dict() if value.keys() <= _FIELDS:
+            return Limits(**value)
+        case dict():
+            unknown = sorted(str(key) for key in value.keys() - _FIELDS)
+            raise _invalid("limits", unknown, f"Use {', '.join(sorted(_FIELDS))}.")
+        case _:
+            raise _invalid("limits", value, f"Use Limits(...), or one of {', '.join(SIZES)}.")
+
+
+def _cpus(value: object) -> float:
+    remedy = f"Give a number of cpus from {float(MIN_CPUS)} to {MAX_CPUS}, or a fraction such as '1/4'."
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or len(str(value)) > 40:
+        raise _invalid("cpus", value, remedy)
+    try:
+        # Fraction takes "1/4", "0.5", 2 and 0.5 alike; NaN and infinity it refuses.
+        cpus = Fraction(value)
+    except (ValueError, ZeroDivisionError, OverflowError) as cause:
+        raise _invalid("cpus", value, remedy) from cause
+    if not MIN_CPUS <= cpus <= MAX_CPUS:
+        raise _invalid("cpus", value, remedy)
+    return float(cpus)
+
+
+def _bytes(name: str, value: object, least: int) -> int:
+    remedy = f"Give bytes, or text such as '512MiB' or '4GB'; at least {least // MIB}MiB."
+    if isinstance(value, str) and len(value) < 40 and (match := _SIZE.fullmatch(value.strip())):
+        value = math.floor(Fraction(match[1]) * _UNITS[(match[2] or "").lower()])
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_BYTES:
+        raise _invalid(name, value, remedy)
+    return value
+
+
+def _pids(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not MIN_PIDS <= value <= MAX_PIDS:
+        raise _invalid("pids", value, f"Give a whole number of processes from {MIN_PIDS} to {MAX_PIDS}.")
+    return value
+
+
+def _invalid(name: str, value: object, remedy: str) -> AtollError:
+    return error(ErrorCode.INVALID_LIMITS, f"{name}={value!r:.200} is not a limit", remedy=remedy, field=name)
+
+
+_FIELDS = {field.name for field in fields(Limits)}
+
+SIZES: dict[str, Limits] = {
+    "lite": Limits(cpus=1 / 16, memory="256MiB", disk="2GB"),
+    "basic": Limits(cpus=1 / 4, memory="1GiB", disk="4GB"),
+    "standard-1": Limits(cpus=1 / 2, memory="4GiB", disk="8GB"),
+    "standard-2": Limits(cpus=1, memory="6GiB", disk="12GB"),
+    "standard-3": Limits(cpus=2, memory="8GiB", disk="16GB"),
+    "standard-4": Limits(cpus=4, memory="12GiB", disk="20GB"),
+}

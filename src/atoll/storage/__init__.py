@@ -1,0 +1,1 @@
+"""Where sandboxes keep what they write."""

@@ -1,0 +1,296 @@
+"""The host's side of an agent's socket. Every byte that arrives is treated as hostile.
+
+Rules:
+1. One operation per connection at a time; a free connection is kept for the next.
+2. An operation that is left early closes its connection, which is how the agent learns to cancel it.
+3. Nothing the agent sends is kept beyond what the caller allowed, and nothing is awaited for ever: an agent has the
+   command's own timeout and a grace period to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, ErrorCode, error, from_body
+from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
+from atoll.protocol.messages import (
+    Call,
+    Exec,
+    ExecDone,
+    Ping,
+    Pong,
+    decode_error,
+    decode_exec_done,
+    decode_pong,
+    encode_message,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+IDLE_CONNECTIONS = 8
+UNREAD_FRAMES = 16  # frames that wait for the caller before the agent has to
+CONNECT_TIMEOUT = 10.0
+ANSWER_GRACE = 30.0  # on top of a command's own timeout
+INPUT_CHUNK = 64 * 1024
+
+T = TypeVar("T")
+
+
+class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished command with all it wrote."""
+
+    stdout: bytes
+    stderr: bytes
+    done: ExecDone
+
+
+class AgentLink:
+    """All connections to one agent."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._directory = os.open(socket_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        # A socket's path may have 107 bytes; through a descriptor of its directory it always fits.
+        self._path = f"/proc/self/fd/{self._directory}/{socket_path.name}"
+        self._idle: list[AgentConnection] = []
+
+    async def __aenter__(self) -> AgentLink:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().abort()
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
+
+    async def ping(self) -> Pong:
+        async with self.operation(Ping()) as connection, asyncio.timeout(ANSWER_GRACE):
+            return decode(decode_pong, await connection.next_frame())
+
+    async def run(self, call: Exec, stdin: bytes | None = None) -> CommandOutput:
+        """Run a command to its end and keep what it wrote."""
+        kept: dict[FrameKind, list[bytes]] = {FrameKind.STDOUT: [], FrameKind.STDERR: []}
+        if stdin is not None:
+            call = msgspec.structs.replace(call, stdin=True)
+        patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
+        async with self.operation(call) as connection, deadline(patience):
+            feeder = asyncio.create_task(connection.send_input(stdin)) if stdin is not None else None
+            try:
+                output = OutputMeter(call.max_output)
+                async for frame in connection.frames():
+                    if frame.kind is FrameKind.DONE:
+                        done = decode(decode_exec_done, frame)
+                        break
+                    output.count(frame)
+                    kept[frame.kind].append(frame.payload)
+            finally:
+                if feeder:
+                    feeder.cancel()
+        stdout, stderr = (b"".join(kept[kind]) for kind in (FrameKind.STDOUT, FrameKind.STDERR))
+        return CommandOutput(stdout=stdout, stderr=stderr, done=done)
+
+    @asynccontextmanager
+    async def operation(self, call: Call) -> AsyncIterator[AgentConnection]:
+        """A connection on which `call` has been sent. It is kept for the next if the operation came to its end."""
+        message = encode_call(call)
+        connection = await self._connection()
+        try:
+            connection.begin(message)
+            yield connection
+        finally:
+            if connection.is_free and len(self._idle) < IDLE_CONNECTIONS and self._directory >= 0:
+                self._idle.append(connection)
+            else:
+                connection.abort()
+
+    async def _connection(self) -> AgentConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_free:
+                return connection
+            connection.abort()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                _, protocol = await loop.create_unix_connection(AgentConnection, self._path)
+        except TimeoutError as cause:
+            raise AgentTimeoutError(
+                f"the agent did not take a connection within {CONNECT_TIMEOUT:g} seconds",
+                remedy="The sandbox may be out of cpu; try again, or stop it.",
+            ) from cause
+        except OSError as cause:
+            raise AgentLostError(
+                f"the sandbox's agent cannot be reached: {cause.strerror}",
+                code=ErrorCode.SANDBOX_NOT_RUNNING,
+                remedy="Start the sandbox again.",
+            ) from cause
+        return protocol
+
+
+class AgentConnection(asyncio.Protocol):
+    """One connection; `is_free` between operations."""
+
+    def __init__(self) -> None:
+        self._decoder = FrameDecoder()
+        self._frames: deque[Frame] = deque()
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._transport: asyncio.Transport | None = None
+        self._is_busy = False
+        self._is_paused = False
+
+    @property
+    def is_free(self) -> bool:
+        return not (self._is_busy or self._failure or self._frames or self._decoder.is_mid_frame)
+
+    def begin(self, message: bytes) -> None:
+        self._is_busy = True
+        self._write(encode_frame(FrameKind.CALL, message))
+
+    async def send_input(self, data: bytes) -> None:
+        """All of a command's standard input, and its end."""
+        for start in range(0, len(data), INPUT_CHUNK):
+            await self._can_write.wait()
+            self._write(encode_frame(FrameKind.INPUT, data[start : start + INPUT_CHUNK]))
+        self._write(encode_frame(FrameKind.INPUT))
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """The operation's frames; DONE is the last. A failed operation raises its error."""
+        while self._is_busy:
+            yield await self.next_frame()
+
+    async def next_frame(self) -> Frame:
+        while not self._frames:
+            if self._failure:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        frame = self._frames.popleft()
+        if self._is_paused and len(self._frames) < UNREAD_FRAMES // 2 and self._transport:
+            self._is_paused = False
+            self._transport.resume_reading()
+        if frame.kind in (FrameKind.DONE, FrameKind.FAILED):
+            self._is_busy = False
+        if frame.kind is FrameKind.FAILED:
+            raise from_body(decode(decode_error, frame))
+        return frame
+
+    def abort(self) -> None:
+        if self._transport:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._decoder.feed(data):
+                self._take(frame)
+        except FrameError as cause:
+            self._fail(AgentMisbehavedError(f"the agent broke the protocol: {cause}", remedy="Stop the sandbox."))
+            self.abort()
+        self._wake()
+
+    def connection_lost(self, cause: Exception | None) -> None:
+        self._fail(
+            AgentLostError(
+                "the sandbox's agent hung up in the middle of an operation",
+                remedy="The sandbox was stopped or ran out of memory; start it again.",
+            )
+        )
+        self._can_write.set()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind in (FrameKind.CALL, FrameKind.INPUT):
+            raise FrameError(f"an agent does not send {frame.kind.name}")
+        if not self._is_busy:
+            raise FrameError(f"a {frame.kind.name} frame came unasked")
+        self._frames.append(frame)
+        if len(self._frames) >= UNREAD_FRAMES and not self._is_paused and self._transport:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = self._failure or failure
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class OutputMeter:
+    """Holds an agent to the amount of output that was asked for."""
+
+    def __init__(self, allowed: int | None) -> None:
+        self._left = {kind: allowed for kind in (FrameKind.STDOUT, FrameKind.STDERR)}
+
+    def count(self, frame: Frame) -> None:
+        left = self._left[frame.kind]
+        if left is not None:
+            if len(frame.payload) > left:
+                raise AgentMisbehavedError("the agent sent more output than was allowed", remedy="Stop the sandbox.")
+            self._left[frame.kind] = left - len(frame.payload)
+
+
+def encode_call(call: Call) -> bytes:
+    try:
+        message = encode_message(call)
+    except (msgspec.MsgspecError, UnicodeEncodeError) as cause:
+        raise error(
+            ErrorCode.INVALID_COMMAND, f"the command cannot be sent: {cause}", remedy="Use text that is valid UTF-8."
+        ) from cause
+    if len(message) > MAX_PAYLOAD:
+        raise error(
+            ErrorCode.INVALID_COMMAND,
+            f"the command with its environment takes {len(message)} bytes; {MAX_PAYLOAD} are allowed",
+            remedy="Pass what is large on standard input or in a file.",
+        )
+    return message
+
+
+def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
+    try:
+        return decoder(frame.payload)
+    except msgspec.MsgspecError as cause:
+        raise AgentMisbehavedError(f"the agent's answer makes no sense: {cause}", remedy="Stop the sandbox.") from cause
+
+
+@asynccontextmanager
+async def deadline(seconds: float | None) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as cause:
+        if isinstance(cause, AgentTimeoutError):
+            raise
+        raise AgentTimeoutError(
+            f"the agent did not answer within {seconds:g} seconds", remedy="Stop the sandbox."
+        ) from cause

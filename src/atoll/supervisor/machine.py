@@ -1,0 +1,125 @@
+"""Everything of one state directory put together: images, disks and an engine make sandboxes.
+
+    state/     images/  disks/ID/  records/ID.json      survives a reboot
+    runtime/   agents/*.sock  nursery.log               does not
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from atoll.engine.base import ProcessIdentity, SandboxSpec
+from atoll.engine.native.engine import NativeEngine
+from atoll.images.catalog import ImageCatalog
+from atoll.protocol.ids import SandboxId, parse_sandbox_id
+from atoll.protocol.limits import Limits, parse_limits
+from atoll.storage.directory import DirectoryStorage
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from atoll.engine.base import Engine, LiveSandbox
+    from atoll.protocol.rootfs import Rootfs
+
+DEFAULT_STATE = Path("/var/lib/atoll")
+DEFAULT_RUNTIME = Path("/run/atoll")
+ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+}
+
+
+class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a sandbox. `image_state` says on which contents of the image it was made."""
+
+    id: SandboxId
+    image: str
+    image_state: str
+    limits: Limits
+    created_at: datetime
+    process: ProcessIdentity
+    uid_base: int
+    agent_socket: str
+
+
+class Machine:
+    """Makes and destroys sandboxes on this machine."""
+
+    def __init__(
+        self,
+        state: Path = DEFAULT_STATE,
+        runtime: Path = DEFAULT_RUNTIME,
+        *,
+        images: ImageCatalog | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        self.engine: Engine = engine or NativeEngine(state, runtime)
+        self.images = images or ImageCatalog(state / "images")
+        self._storage = DirectoryStorage(state / "disks")
+        self._records = state / "records"
+        self._records.mkdir(mode=0o700, exist_ok=True)
+
+    async def __aenter__(self) -> Machine:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        await self.engine.close()
+
+    async def create(
+        self,
+        sandbox_id: str,
+        *,
+        image: str = "host",
+        limits: Limits | str | dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
+    ) -> LiveSandbox:
+        """Make a sandbox and start it. If that fails, nothing of it remains."""
+        name, accepted = parse_sandbox_id(sandbox_id), parse_limits(limits)
+        rootfs = self.images.resolve(image)
+        disk = self._storage.create(name)
+        try:
+            spec = SandboxSpec(
+                id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {})
+            )
+            sandbox = await self.engine.start(spec)
+            self._write_record(sandbox, rootfs, accepted)
+        except BaseException:
+            self._storage.remove(name)
+            raise
+        return sandbox
+
+    async def destroy(self, sandbox: LiveSandbox) -> None:
+        """End it and remove everything of it. Twice is fine."""
+        await self.engine.stop(sandbox)
+        self._storage.remove(sandbox.id)
+        self._record_path(sandbox.id).unlink(missing_ok=True)
+
+    def record(self, sandbox_id: SandboxId) -> SandboxRecord:
+        return msgspec.json.decode(self._record_path(sandbox_id).read_bytes(), type=SandboxRecord)
+
+    def _write_record(self, sandbox: LiveSandbox, rootfs: Rootfs, limits: Limits) -> None:
+        record = SandboxRecord(
+            id=sandbox.id,
+            image=rootfs.image,
+            image_state=rootfs.state,
+            limits=limits,
+            created_at=datetime.now(UTC),
+            process=sandbox.process,
+            uid_base=sandbox.uid_base,
+            agent_socket=str(sandbox.agent_socket),
+        )
+        path = self._record_path(sandbox.id)
+        temporary = path.with_suffix(".new")
+        temporary.write_bytes(msgspec.json.encode(record))
+        os.replace(temporary, path)
+
+    def _record_path(self, sandbox_id: SandboxId) -> Path:
+        return self._records / f"{sandbox_id}.json"
