@@ -3,6 +3,7 @@
 
     scripts/build_seccomp.py            write src/atoll/engine/native/seccomp_x86_64.bpf
     scripts/build_seccomp.py --check    exit 1 if the shipped file is another
+    scripts/build_seccomp.py --oci      print the same policy as an OCI profile, for comparison with other runtimes
 
 Needs libseccomp's Python binding (Debian: python3-seccomp), so it runs under the system's own python3. Sandboxes
 load the result as it is: compiling it at each start would cost more than everything else of a start together.
@@ -13,6 +14,7 @@ nobody here has looked at answers ENOSYS, and programs fall back as on an older 
 
 import argparse
 import errno
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -107,6 +109,23 @@ def add_sockets(rules: "seccomp.SyscallFilter") -> None:
     rules.add_rule(ERRNO(errno.EAFNOSUPPORT), "socket", Arg(0, GT, NETLINK))
 
 
+def oci_profile() -> dict:
+    """The allow-list in the form that OCI runtimes compile at each start."""
+    masked = {"index": 0, "value": NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
+    families = [[{"index": 0, "value": family, "op": "SCMP_CMP_EQ"}] for family in (UNIX, INET, INET6, NETLINK)]
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": errno.ENOSYS,
+        "architectures": ["SCMP_ARCH_X86_64"],
+        "syscalls": [
+            {"names": ALLOWED, "action": "SCMP_ACT_ALLOW"},
+            {"names": " ".join(REFUSED.values()).split(), "action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM},
+            {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [masked]},
+            *({"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": family} for family in families),
+        ],
+    }
+
+
 def compile_policy() -> bytes:
     with tempfile.TemporaryFile() as file:
         policy().export_bpf(file)
@@ -117,8 +136,12 @@ def compile_policy() -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--oci", action="store_true", help="print an OCI profile")
+    arguments = parser.parse_args()
     program = compile_policy()
-    if not parser.parse_args().check:
+    if arguments.oci:
+        print(json.dumps(oci_profile()))
+    elif not arguments.check:
         OUTPUT.write_bytes(program)
         print(f"{OUTPUT.name}: {len(program) // 8} instructions")
     elif OUTPUT.read_bytes() != program:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from atoll.agent.commands import CommandRunner
 from atoll.agent.reaper import Reaper
-from atoll.agent.server import AgentServer
+from atoll.agent.server import AgentServer, comes_from_outside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 PRELOADED = (encodings.ascii, encodings.idna, encodings.latin_1, encodings.utf_8, stringprep)
 
 _PR_SET_DUMPABLE = 4
+_libc = ctypes.CDLL(None)
 
 
 def run(listener: socket.socket, env: Mapping[str, str], on_ready: Callable[[], None]) -> NoReturn:
@@ -45,13 +46,28 @@ def run(listener: socket.socket, env: Mapping[str, str], on_ready: Callable[[], 
     _set_dumpable(True)
     oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     become_pid_1()
-    loop = asyncio.SelectorEventLoop()
-    loop.set_exception_handler(_survive)
-    server = AgentServer(CommandRunner(loop, Reaper(loop), dict(env), oom_score))
-    loop.run_until_complete(loop.create_unix_server(server.new_connection, sock=listener, backlog=128))
+    loop = new_loop()
+    loop.run_until_complete(listen(loop, listener, env, oom_score, comes_from_outside))
     on_ready()
     loop.run_forever()
     os._exit(0)
+
+
+def new_loop() -> asyncio.SelectorEventLoop:
+    loop = asyncio.SelectorEventLoop()
+    loop.set_exception_handler(_survive)
+    return loop
+
+
+async def listen(
+    loop: asyncio.AbstractEventLoop,
+    listener: socket.socket,
+    env: Mapping[str, str],
+    oom_score: int,
+    admits: Callable[[socket.socket], bool],
+) -> asyncio.Server:
+    server = AgentServer(CommandRunner(loop, Reaper(loop), dict(env), oom_score), admits)
+    return await loop.create_unix_server(server.new_connection, sock=listener, backlog=128)
 
 
 def become_pid_1() -> None:
@@ -66,14 +82,13 @@ def become_pid_1() -> None:
 
 
 def shut_import_system() -> None:
-    sys.meta_path.clear()
-    sys.path_hooks.clear()
-    sys.path.clear()
-    sys.path_importer_cache.clear()
+    for finders in (sys.meta_path, sys.path_hooks, sys.path, sys.path_importer_cache):
+        if finders:  # the nursery has done it already, and to touch a page is to copy it
+            finders.clear()
 
 
 def _set_dumpable(value: bool) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(value), 0, 0, 0)
+    _libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(value), 0, 0, 0)
 
 
 def _survive(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

@@ -24,6 +24,8 @@ from atoll.protocol.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atoll.agent.commands import Command, CommandRunner
 
 MAX_CONNECTIONS = 512
@@ -33,10 +35,11 @@ _PEER_CREDENTIALS = struct.Struct("3i")
 
 
 class AgentServer:
-    """What the connections share."""
+    """What the connections share. `admits` says who may connect."""
 
-    def __init__(self, runner: CommandRunner) -> None:
+    def __init__(self, runner: CommandRunner, admits: Callable[[socket.socket], bool]) -> None:
         self.runner = runner
+        self.admits = admits
         self.connections = 0
 
     def new_connection(self) -> HostConnection:
@@ -59,7 +62,7 @@ class HostConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._server.connections += 1
         self._transport = transport
-        if not comes_from_outside(transport.get_extra_info("socket")):
+        if not self._server.admits(transport.get_extra_info("socket")):
             transport.abort()
         elif self._server.connections > MAX_CONNECTIONS:
             self._fail(

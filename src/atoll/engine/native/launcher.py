@@ -3,7 +3,7 @@
     nursery                                    child
     1  take a range of user ids
     2  bind the agent's socket
-    3  directories for what it writes
+    3  directories for what it writes, host name
     4  open layers as detached mounts
     5  clone3 into new namespaces ──────────── waits
     6  write the uid and gid maps
@@ -12,12 +12,11 @@
                                                10 cgroup namespace, session, host name, loopback
                                                11 overlays
                                                12 pivot_root, /dev, /proc, /sys, masks, lose the old root
-                                               13 name files in /etc
-                                               14 close every descriptor but listener, report, uid range
-                                               15 capabilities, no_new_privs
-                                               16 seccomp, last: set-up needs what it forbids
-                                               17 run the agent; report when it listens
-    18 tell the engine
+                                               13 close every descriptor but listener, report, uid range
+                                               14 capabilities, no_new_privs
+                                               15 seccomp, last: set-up needs what it forbids
+                                               16 run the agent; report when it listens
+    17 tell the engine
 
 The child reports failures with the step's name. It shares no descriptor with another sandbox, no memory that is
 written, and no random state.
@@ -123,7 +122,9 @@ def _begin(launch: Launch, kit: Kit, steps: Steps, undo: ExitStack, close: ExitS
     listener.listen(128)
 
     steps.at("make the writable layers")
-    is_fresh = [_make_writable_layer(f"{launch.disk}/{overlay.name}") for overlay in launch.overlays]
+    for overlay in launch.overlays:
+        if _make_writable_layer(f"{launch.disk}/{overlay.name}") and overlay.target == "/":
+            _write_host_name(f"{launch.disk}/{overlay.name}/upper/etc", launch.sandbox_id)
 
     steps.at("open the layers")
     trees = mounts.Trees(launch.overlays, launch.disk)
@@ -138,7 +139,7 @@ def _begin(launch: Launch, kit: Kit, steps: Steps, undo: ExitStack, close: ExitS
     close.callback(os.close, go_reader)
     pid, pidfd = syscalls.clone3(NAMESPACES)
     if pid == 0:
-        _Child(launch, kit, trees, listener, report_writer, range_holder).live(go_reader, go_writer, any(is_fresh))
+        _Child(launch, kit, trees, listener, report_writer, range_holder).live(go_reader, go_writer)
     undo.callback(_kill, pid, pidfd)
 
     with os.fdopen(go_writer, "wb", buffering=0) as go:
@@ -156,7 +157,7 @@ def _begin(launch: Launch, kit: Kit, steps: Steps, undo: ExitStack, close: ExitS
 
 
 class _Child:
-    """The child's side, steps 9 to 17."""
+    """The child's side, steps 9 to 16."""
 
     def __init__(
         self,
@@ -174,13 +175,13 @@ class _Child:
         self._report = report
         self._range_holder = range_holder
 
-    def live(self, go_reader: int, go_writer: int, is_fresh: bool) -> NoReturn:
+    def live(self, go_reader: int, go_writer: int) -> NoReturn:
         steps = Steps()
         try:
             os.close(go_writer)
             if not os.read(go_reader, 1):
                 os._exit(1)  # the nursery gave up
-            self._set_up(steps, is_fresh)
+            self._set_up(steps)
             steps.at("run the agent")
             listener = socket.socket(fileno=_LISTENER)
             agent.run(listener, self._launch.env, on_ready=lambda: _finish_report(READY))
@@ -189,7 +190,7 @@ class _Child:
                 os.write(self._report, msgspec.msgpack.encode(steps.failed(cause)))
             os._exit(1)
 
-    def _set_up(self, steps: Steps, is_fresh: bool) -> None:
+    def _set_up(self, steps: Steps) -> None:
         steps.at("become root inside")
         os.setgroups([])
         os.setresgid(0, 0, 0)
@@ -206,9 +207,6 @@ class _Child:
         mounts.mount_overlays(self._launch.overlays, self._trees)
         steps.at("enter the root")
         mounts.enter_root(self._launch.overlays, self._trees, self._kit.masks)
-        if is_fresh:
-            steps.at("write the host name")
-            _write_host_name(self._launch.sandbox_id)
         steps.at("keep three descriptors")
         self._keep_descriptors()
         steps.at("drop capabilities")
@@ -247,14 +245,12 @@ def _bring_up_loopback() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
-def _write_host_name(name: str) -> None:
-    """What programs read to learn who they are. O_NOFOLLOW: an image may have links there, and they stay."""
+def _write_host_name(etc: str, name: str) -> None:
+    """What programs read to learn who they are, put straight into the new layer."""
+    os.mkdir(etc, 0o755)
+    _write(f"{etc}/hostname", f"{name}\n", os.O_CREAT)
     hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{name}\n"
-    for path, text in (("/etc/hostname", f"{name}\n"), ("/etc/hosts", hosts)):
-        with suppress(OSError):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-            os.write(fd, text.encode())
-            os.close(fd)
+    _write(f"{etc}/hosts", hosts, os.O_CREAT)
 
 
 def _finish_report(report: bytes) -> None:
@@ -262,8 +258,8 @@ def _finish_report(report: bytes) -> None:
     os.close(_REPORT)
 
 
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def _write(path: str, text: str, flags: int = 0) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
     try:
         os.write(fd, text.encode())
     finally:

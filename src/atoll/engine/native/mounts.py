@@ -26,7 +26,7 @@ EMPTY = "/empty"
 _NO_EXTRAS = MountFlag.NOSUID | MountFlag.NODEV | MountFlag.NOEXEC
 
 # What tells about the host, or lets root inside act on it.
-_HIDDEN = (
+HIDDEN = (
     "/proc/acpi",
     "/proc/asound",
     "/proc/cmdline",
@@ -34,9 +34,7 @@ _HIDDEN = (
     "/proc/interrupts",
     "/proc/kallsyms",
     "/proc/kcore",
-    "/proc/key-users",
     "/proc/keys",
-    "/proc/kmsg",
     "/proc/latency_stats",
     "/proc/sched_debug",
     "/proc/scsi",
@@ -47,7 +45,7 @@ _HIDDEN = (
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
 )
-_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys")
+READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys")
 
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 _DEV_LINKS = {
@@ -103,9 +101,9 @@ class Masks:
     """What of /proc and /sys is hidden or read-only here. Looked up once; every sandbox has the same."""
 
     def __init__(self) -> None:
-        self._files = [path for path in _HIDDEN if os.path.exists(path) and not os.path.isdir(path)]
-        self._directories = [path for path in _HIDDEN if os.path.isdir(path)]
-        self._read_only = [path for path in _READ_ONLY if os.path.isdir(path)]
+        self._files = [path for path in HIDDEN if os.path.exists(path) and not os.path.isdir(path)]
+        self._directories = [path for path in HIDDEN if os.path.isdir(path)]
+        self._read_only = [path for path in READ_ONLY if os.path.isdir(path)]
 
     def apply(self, empty_tree: int) -> None:
         for path in self._files:

@@ -20,7 +20,9 @@ from contextlib import suppress
 
 import msgspec
 
+from atoll.agent import main as agent
 from atoll.agent import process_tree
+from atoll.agent.rehearsal import rehearse
 from atoll.engine.native import launcher, mounts, orders, syscalls
 from atoll.engine.native.launcher import Birth, Failure, Kit, LaunchFailed
 from atoll.engine.native.seccomp import SeccompFilter
@@ -103,6 +105,8 @@ class Nursery:
 def open_nursery(engine: socket.socket) -> Nursery:
     opening = orders.decode_opening(engine.recv(MAX_ORDER))
     uid_ranges, seccomp = UidRanges(), SeccompFilter.shipped()
+    rehearse()
+    agent.shut_import_system()
     mounts.enter_small_root(opening.runtime, opening.exposures)
     kit = Kit(uid_ranges, mounts.Masks(), seccomp)
     # Objects made so far are never looked at by the collector again, so that it does not unshare their pages.

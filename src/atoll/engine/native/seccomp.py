@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from importlib import resources
+
+FILTER = os.path.join(os.path.dirname(__file__), "seccomp_x86_64.bpf")
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 _PR_SET_SECCOMP = 22
 _MODE_FILTER = 2
@@ -25,11 +28,11 @@ class SeccompFilter:
 
     @classmethod
     def shipped(cls) -> SeccompFilter:
-        return cls(resources.files("atoll.engine.native").joinpath("seccomp_x86_64.bpf").read_bytes())
+        with open(FILTER, "rb") as file:
+            return cls(file.read())
 
     def install(self) -> None:
         """From here on, for this process and all it starts. Needs no_new_privs."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_MODE_FILTER), ctypes.byref(self._program)) < 0:
+        if _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_MODE_FILTER), ctypes.byref(self._program)) < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

@@ -11,11 +11,10 @@ import fcntl
 import os
 import random
 import struct
-from pathlib import Path
 
 from atoll.protocol.errors import ErrorCode, error
 
-LOCK_FILE = Path("/run/lock/atoll/uid-ranges")  # fixed: it is the machine's, not a server's
+LOCK_FILE = "/run/lock/atoll/uid-ranges"  # fixed: it is the machine's, not a server's
 RANGE_SIZE = 65_536
 FIRST_BASE = 0x7000_0000  # above what systemd and /etc/subuid hand out, below the sign bit
 RANGES = 4_094  # up to 0x7FFE0000
@@ -27,10 +26,10 @@ _FLOCK = struct.Struct("hhqqi4x")
 class UidRanges:
     """Hands out ranges in turn, so that one just given back is the last to be used again."""
 
-    def __init__(self, path: Path = LOCK_FILE) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._name = path.name
+    def __init__(self, path: str = LOCK_FILE) -> None:
+        directory, self._name = os.path.split(path)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._next = random.SystemRandom().randrange(RANGES)
         os.close(self._open())
 
