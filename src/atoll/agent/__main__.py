@@ -7,7 +7,7 @@ import argparse
 import os
 import socket
 
-from atoll.agent import main
+from atoll.agent.main import Agent
 
 
 def parse_listener() -> socket.socket:
@@ -21,4 +21,4 @@ def parse_listener() -> socket.socket:
 
 
 if __name__ == "__main__":
-    main.run(parse_listener(), os.environ, on_ready=lambda: None)
+    Agent(parse_listener()).run(os.environ, on_ready=lambda: None)

@@ -50,15 +50,13 @@ class CommandOwner(Protocol):
 
 
 class CommandRunner:
-    """Starts commands, and drains what their background children go on writing."""
+    """Starts commands in `env`, and drains what their background children go on writing."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, reaper: Reaper, env: dict[str, str], oom_score_fd: int
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, reaper: Reaper, oom_score_fd: int) -> None:
         self.loop = loop
+        self.env: dict[str, str] = {}
         self.running: set[Command] = set()
         self._reaper = reaper
-        self._env = env
         self._oom_score_fd = oom_score_fd
         self._drained: list[int] = []
 
@@ -91,7 +89,7 @@ class CommandRunner:
         os.close(fd)
 
     def _spawn(self, call: Exec, pipes: _Pipes) -> subprocess.Popen[bytes]:
-        env = self._env | {name: value for name, value in call.env.items() if value is not None}
+        env = self.env | {name: value for name, value in call.env.items() if value is not None}
         for name in (name for name, value in call.env.items() if value is None):
             env.pop(name, None)
         cwd = call.cwd or (DEFAULT_DIRECTORY if os.path.isdir(DEFAULT_DIRECTORY) else "/")

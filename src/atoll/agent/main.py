@@ -40,34 +40,30 @@ _PR_SET_DUMPABLE = 4
 _libc = ctypes.CDLL(None)
 
 
-def run(listener: socket.socket, env: Mapping[str, str], on_ready: Callable[[], None]) -> NoReturn:
-    """Serve the host on `listener`, an already listening Unix socket, and never return."""
-    # /proc/self belongs to us only while we are dumpable, which a change of user id ends.
-    _set_dumpable(True)
-    oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    become_pid_1()
-    loop = new_loop()
-    loop.run_until_complete(listen(loop, listener, env, oom_score, comes_from_outside))
-    on_ready()
-    loop.run_forever()
-    os._exit(0)
+class Agent:
+    """Set up at once, run later: what comes between may be the making of the sandbox around it."""
 
+    def __init__(self, listener: socket.socket, admits: Callable[[socket.socket], bool] = comes_from_outside) -> None:
+        """Get ready to serve the host on `listener`, an already listening Unix socket."""
+        # /proc/self belongs to us only while we are dumpable, which a change of user id ends.
+        _set_dumpable(True)
+        oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        _set_dumpable(False)
+        self.loop = asyncio.SelectorEventLoop()
+        self.loop.set_exception_handler(_survive)
+        self._runner = CommandRunner(self.loop, Reaper(self.loop), oom_score)
+        server = AgentServer(self._runner, admits)
+        self.server = self.loop.run_until_complete(
+            self.loop.create_unix_server(server.new_connection, sock=listener, backlog=128)
+        )
 
-def new_loop() -> asyncio.SelectorEventLoop:
-    loop = asyncio.SelectorEventLoop()
-    loop.set_exception_handler(_survive)
-    return loop
-
-
-async def listen(
-    loop: asyncio.AbstractEventLoop,
-    listener: socket.socket,
-    env: Mapping[str, str],
-    oom_score: int,
-    admits: Callable[[socket.socket], bool],
-) -> asyncio.Server:
-    server = AgentServer(CommandRunner(loop, Reaper(loop), dict(env), oom_score), admits)
-    return await loop.create_unix_server(server.new_connection, sock=listener, backlog=128)
+    def run(self, env: Mapping[str, str], on_ready: Callable[[], None]) -> NoReturn:
+        """Serve, and never return. `env` is what commands start from."""
+        become_pid_1()
+        self._runner.env = dict(env)
+        on_ready()
+        self.loop.run_forever()
+        os._exit(0)
 
 
 def become_pid_1() -> None:

@@ -7,7 +7,6 @@ sandboxes; done after the fork, each would pay for its own copy of the pages, an
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 
@@ -16,32 +15,28 @@ from atoll.protocol.frames import FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.messages import Call, Exec, Ping, encode_message
 
 ROUNDS = 10  # Python 3.11 specialises a function at its eighth call
-ENV = {"PATH": "/usr/bin:/bin"}
 
 
 def rehearse() -> None:
-    oom_score = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
     for _ in range(ROUNDS):
-        loop = main.new_loop()
-        loop.run_until_complete(_play(loop, oom_score))
-        loop.close()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("")  # the kernel picks an abstract name; it is gone with the socket
+            listener.listen()
+            agent = main.Agent(listener, admits=lambda peer: True)
+            agent.loop.run_until_complete(_play(agent, listener.getsockname()))
+            agent.loop.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.close(oom_score)
 
 
-async def _play(loop: asyncio.AbstractEventLoop, oom_score: int) -> None:
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as host:
-        listener.bind("")  # the kernel picks an abstract name; it is gone with the socket
-        listener.listen()
-        server = await main.listen(loop, listener, ENV, oom_score, admits=lambda peer: True)
+async def _play(agent: main.Agent, address: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as host:
         host.setblocking(False)
-        await loop.sock_connect(host, listener.getsockname())
+        await agent.loop.sock_connect(host, address)
         for call in (Ping(), Exec(argv=["true"]), Exec(argv=["echo", "x"], timeout=60, max_output=9, env={"A": "b"})):
-            await _ask(loop, host, call)
-        server.close()
-        host.close()
-        await server.wait_closed()
-        await asyncio.sleep(0)  # the agent's side of the connection notices that the host is gone
+            await _ask(agent.loop, host, call)
+    agent.server.close()
+    await agent.server.wait_closed()
+    await asyncio.sleep(0)  # the agent's side of the connection notices that the host is gone
 
 
 async def _ask(loop: asyncio.AbstractEventLoop, host: socket.socket, call: Call) -> None:

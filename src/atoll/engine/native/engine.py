@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -21,17 +20,26 @@ from atoll.protocol.rootfs import Overlay
 
 MAX_ANSWER = 1 << 16
 LOG_TAIL = 2_000
+EMBRYOS = 2
 
 
 class NativeEngine:
     """Makes sandboxes with a nursery, which is started when first needed and again when it died.
 
     `state` holds images and disks, `runtime` the agents' sockets; other directories that images refer to, such as
-    the host's /usr, are named in `exposed`.
+    the host's /usr, are named in `exposed`. `embryos` half-made sandboxes are kept ready, 3 MB each.
     """
 
-    def __init__(self, state: Path, runtime: Path, exposed: tuple[Path, ...] = (Path("/usr"),)) -> None:
+    def __init__(
+        self,
+        state: Path,
+        runtime: Path,
+        *,
+        exposed: tuple[Path, ...] = (Path("/usr"),),
+        embryos: int = EMBRYOS,
+    ) -> None:
         check_machine()
+        self._embryos = embryos
         self._state = state
         self._runtime = runtime
         self._sockets = runtime / "agents"
@@ -45,13 +53,11 @@ class NativeEngine:
 
     async def start(self, spec: SandboxSpec) -> LiveSandbox:
         nursery = await self._running_nursery()
-        socket_name = f"{secrets.token_hex(8)}.sock"
         launch = orders.Launch(
             ticket=nursery.next_ticket(),
             sandbox_id=spec.id,
             overlays=tuple(self._translate(overlay) for overlay in spec.rootfs.overlays),
             disk=self._in_nursery(spec.disk),
-            socket=f"/agents/{socket_name}",
             env=spec.env,
         )
         born, pidfd = await nursery.launch(launch)
@@ -59,7 +65,7 @@ class NativeEngine:
             id=spec.id,
             process=ProcessIdentity(pid=born.pid, start_time=born.start_time, boot_id=self._boot_id),
             uid_base=born.uid_base,
-            agent_socket=self._sockets / socket_name,
+            agent_socket=self._sockets / born.socket_name,
             pidfd=pidfd,
         )
 
@@ -97,7 +103,7 @@ class NativeEngine:
         async with self._starting:
             if self._nursery is None or self._nursery.has_ended:
                 exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
-                self._nursery = await NurseryProcess.start(self._runtime, exposures)
+                self._nursery = await NurseryProcess.start(self._runtime, exposures, self._embryos)
             return self._nursery
 
     def _translate(self, overlay: Overlay) -> Overlay:
@@ -127,7 +133,7 @@ class NurseryProcess:
         self.has_ended = False
 
     @classmethod
-    async def start(cls, runtime: Path, exposures: tuple[orders.Exposure, ...]) -> NurseryProcess:
+    async def start(cls, runtime: Path, exposures: tuple[orders.Exposure, ...], embryos: int) -> NurseryProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         root = runtime / "nursery"
@@ -145,7 +151,8 @@ class NurseryProcess:
                 start_new_session=True,
             )
         nursery = cls(process, ours, log)
-        await nursery._send(orders.encode(orders.Opening(runtime=str(root), exposures=exposures)))
+        opening = orders.Opening(runtime=str(root), exposures=exposures, embryos=embryos)
+        await nursery._send(orders.encode(opening))
         await nursery._opened
         return nursery
 

@@ -1,31 +1,36 @@
-"""The making of one sandbox: `begin` in the nursery, `_live` in the child that becomes its PID 1.
+"""The making of one sandbox, in two halves, between the nursery and the child that becomes its PID 1.
+
+`conceive` makes an embryo: a child in its own namespaces, with the agent set up and waiting. It knows nothing yet of
+the sandbox it will be, so the nursery can have some ready. `hatch` gives it a root, a name and an environment.
 
     nursery                                    child
     1  take a range of user ids
     2  bind the agent's socket
-    3  directories for what it writes, host name
-    4  open layers as detached mounts
-    5  clone3 into new namespaces ──────────── waits
-    6  write the uid and gid maps
-    7  idmap the mounts of step 4
-    8  say go ──────────────────────────────── 9  become root of its user namespace
-                                               10 cgroup namespace, session, host name, loopback
-                                               11 overlays
-                                               12 pivot_root, /dev, /proc, /sys, masks, lose the old root
-                                               13 close every descriptor but listener, report, uid range
-                                               14 capabilities, no_new_privs
-                                               15 seccomp, last: set-up needs what it forbids
-                                               16 run the agent; report when it listens
-    17 tell the engine
+    3  clone3 into new namespaces ──────────── close what is the nursery's, wait
+    4  write the uid and gid maps
+    5  say go, with an idmapped /dev ───────── 6  become root of its user namespace
+                                               7  cgroup namespace, session, loopback
+                                               8  /dev, /proc, /sys and masks, on the stage
+                                               9  set up the agent, wait for an order
+    10 directories for what it writes
+    11 open and idmap the layers
+    12 send the order ──────────────────────── 13 host name
+                                               14 overlays
+                                               15 pivot_root, move the mounts of step 8, lose the old root
+                                               16 capabilities, no_new_privs
+                                               17 seccomp, last: set-up needs what it forbids
+                                               18 run the agent, report
+    19 tell the engine
 
 The child reports failures with the step's name. It shares no descriptor with another sandbox, no memory that is
-written, and no random state.
+written, and no random state. If the nursery dies, an embryo ends and a hatched sandbox lives on.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import socket
 import struct
 from contextlib import ExitStack, suppress
@@ -33,9 +38,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from atoll.agent import main as agent
+from atoll.agent.main import Agent
 from atoll.engine.native import capabilities, mounts, syscalls
-from atoll.engine.native.syscalls import Namespace, Prctl
+from atoll.engine.native.syscalls import MountAttribute, Namespace, Prctl
 from atoll.engine.native.uid_ranges import RANGE_SIZE
 
 if TYPE_CHECKING:
@@ -43,13 +48,18 @@ if TYPE_CHECKING:
     from atoll.engine.native.seccomp import SeccompFilter
     from atoll.engine.native.uid_ranges import UidRanges
 
+from atoll.protocol.rootfs import Overlay
+
 NAMESPACES = (
     Namespace.USER | Namespace.MOUNT | Namespace.PID | Namespace.NET | Namespace.IPC | Namespace.UTS
 )  # and CGROUP, once the child is in its own cgroup
-READY = b"R"
+READY = b"ready"
 PROCESS_NAME = b"atoll-agent"
+SOCKETS = "/agents"
+MAX_ORDER = 1 << 18
+MAX_LAYERS = 128
 
-_LISTENER, _REPORT, _RANGE = 3, 4, 5  # where the child keeps its three descriptors
+_LISTENER, _CHANNEL, _RANGE = 3, 4, 5  # where the child keeps its three descriptors
 
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _INTERFACE_REQUEST = struct.Struct("16sH22x")
@@ -63,14 +73,23 @@ class Kit(msgspec.Struct, frozen=True):
     seccomp: SeccompFilter
 
 
-class Birth(msgspec.Struct, frozen=True):
-    """A child on its way. `report` reads READY, a failure, or nothing if it was killed."""
+class Embryo(msgspec.Struct, frozen=True):
+    """A child that waits for its order. `channel` then reads READY, a Failure, or nothing if it was killed."""
 
-    launch: Launch
     pid: int
     pidfd: int
     uid_base: int
-    report: int
+    userns: int
+    channel: socket.socket
+    socket_name: str
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What turns an embryo into a sandbox. The disk and the layers come along as descriptors."""
+
+    hostname: str
+    overlays: tuple[Overlay, ...]
+    env: dict[str, str]
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -97,152 +116,183 @@ class Steps:
         self.current = step
 
     def failed(self, cause: BaseException) -> Failure:
-        return Failure(self.current, cause.errno or 0 if isinstance(cause, OSError) else 0, str(cause))
+        number = cause.errno if isinstance(cause, OSError) else None
+        return Failure(self.current, number or 0, str(cause) or type(cause).__name__)
 
 
-def begin(launch: Launch, kit: Kit) -> Birth:
-    """Steps 1 to 8. On failure nothing remains."""
+_encode = msgspec.msgpack.Encoder().encode
+_decode_order = msgspec.msgpack.Decoder(Order).decode
+decode_failure = msgspec.msgpack.Decoder(Failure).decode
+
+
+def conceive(kit: Kit) -> Embryo:
+    """Steps 1 to 5. On failure nothing remains."""
     steps = Steps()
     with ExitStack() as undo, ExitStack() as close:
         try:
-            return _begin(launch, kit, steps, undo, close)
+            return _conceive(kit, steps, undo, close)
         except Exception as cause:
             raise LaunchFailed(steps.failed(cause)) from cause
 
 
-def _begin(launch: Launch, kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Birth:
+def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embryo:
     steps.at("take a uid range")
     uid_base, range_holder = kit.uid_ranges.take()
     close.callback(os.close, range_holder)
 
     steps.at("bind the agent's socket")
+    socket_name = f"{secrets.token_hex(8)}.sock"
     listener = close.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-    listener.bind(launch.socket)
-    undo.callback(os.unlink, launch.socket)
+    listener.bind(f"{SOCKETS}/{socket_name}")
+    undo.callback(os.unlink, f"{SOCKETS}/{socket_name}")
     listener.listen(128)
 
-    steps.at("make the writable layers")
-    for overlay in launch.overlays:
-        if _make_writable_layer(f"{launch.disk}/{overlay.name}") and overlay.target == "/":
-            _write_host_name(f"{launch.disk}/{overlay.name}/upper/etc", launch.sandbox_id)
-
-    steps.at("open the layers")
-    trees = mounts.Trees(launch.overlays, launch.disk)
-    close.callback(trees.close)
-    mounts.make_stage(sum(len(overlay.layers) for overlay in launch.overlays), len(launch.overlays))
-
     steps.at("clone3")
-    report_reader, report_writer = os.pipe()
-    close.callback(os.close, report_writer)
-    undo.callback(os.close, report_reader)
-    go_reader, go_writer = os.pipe()
-    close.callback(os.close, go_reader)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    undo.callback(ours.close)
+    close.callback(theirs.close)
     pid, pidfd = syscalls.clone3(NAMESPACES)
     if pid == 0:
-        _Child(launch, kit, trees, listener, report_writer, range_holder).live(go_reader, go_writer)
+        _Child(kit).live(listener, theirs, range_holder)
     undo.callback(_kill, pid, pidfd)
 
-    with os.fdopen(go_writer, "wb", buffering=0) as go:
-        steps.at("write the id maps")
-        for name in ("uid_map", "gid_map"):
-            _write(f"/proc/{pid}/{name}", f"0 {uid_base} {RANGE_SIZE}")
-        steps.at("idmap the layers")
-        userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        close.callback(os.close, userns)
-        trees.show_as(userns)
-        go.write(b"g")
+    steps.at("write the id maps")
+    for name in ("uid_map", "gid_map"):
+        _write(f"/proc/{pid}/{name}", f"0 {uid_base} {RANGE_SIZE}")
+    userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    undo.callback(os.close, userns)
+
+    steps.at("idmap /dev")
+    dev = mounts.open_idmapped(mounts.DEV, userns, MountAttribute.READ_ONLY | MountAttribute.NOEXEC)
+    close.callback(os.close, dev)
+    socket.send_fds(ours, [b"go"], [dev])
 
     undo.pop_all()
-    return Birth(launch, pid, pidfd, uid_base, report_reader)
+    return Embryo(pid, pidfd, uid_base, userns, ours, socket_name)
+
+
+def hatch(embryo: Embryo, launch: Launch) -> None:
+    """Steps 10 to 12. The answer comes on the embryo's channel."""
+    steps = Steps()
+    with ExitStack() as close:
+        try:
+            steps.at("make the writable layers")
+            for overlay in launch.overlays:
+                if _make_writable_layer(f"{launch.disk}/{overlay.name}") and overlay.target == "/":
+                    _write_host_name(f"{launch.disk}/{overlay.name}/etc", launch.sandbox_id)
+            mounts.make_stage(launch.overlays)
+
+            steps.at("idmap the layers")
+            trees = []
+            layers = [layer for overlay in launch.overlays for layer in overlay.layers]
+            read_only = MountAttribute.NODEV | MountAttribute.READ_ONLY
+            for path, attributes in ((launch.disk, MountAttribute.NODEV), *((layer, read_only) for layer in layers)):
+                trees.append(mounts.open_idmapped(path, embryo.userns, attributes))
+                close.callback(os.close, trees[-1])
+
+            steps.at("send the order")
+            order = Order(launch.sandbox_id, launch.overlays, launch.env)
+            socket.send_fds(embryo.channel, [_encode(order)], trees)
+        except Exception as cause:
+            raise LaunchFailed(steps.failed(cause)) from cause
 
 
 class _Child:
-    """The child's side, steps 9 to 16."""
+    """The child's side: steps 6 to 9, and 13 to 18."""
 
-    def __init__(
-        self,
-        launch: Launch,
-        kit: Kit,
-        trees: mounts.Trees,
-        listener: socket.socket,
-        report: int,
-        range_holder: int,
-    ) -> None:
-        self._launch = launch
+    def __init__(self, kit: Kit) -> None:
         self._kit = kit
-        self._trees = trees
-        self._listener = listener
-        self._report = report
-        self._range_holder = range_holder
+        self._steps = Steps()
 
-    def live(self, go_reader: int, go_writer: int) -> NoReturn:
-        steps = Steps()
+    def live(self, listener: socket.socket, channel: socket.socket, range_holder: int) -> NoReturn:
         try:
-            os.close(go_writer)
-            if not os.read(go_reader, 1):
-                os._exit(1)  # the nursery gave up
-            self._set_up(steps)
-            steps.at("run the agent")
-            listener = socket.socket(fileno=_LISTENER)
-            agent.run(listener, self._launch.env, on_ready=lambda: _finish_report(READY))
+            self._steps.at("keep three descriptors")
+            _keep_descriptors(listener, channel, range_holder)
+            # The names for those in the nursery's memory are done with; their numbers mean something else here.
+            listener.detach()
+            channel.detach()
+            channel = socket.socket(fileno=_CHANNEL)
+            agent = self._become_embryo(channel)
+            env = self._become_sandbox(channel)
+            agent.run(env, on_ready=lambda: _report(channel, READY))
         except BaseException as cause:
             with suppress(OSError):
-                os.write(self._report, msgspec.msgpack.encode(steps.failed(cause)))
+                os.write(_CHANNEL, _encode(self._steps.failed(cause)))
             os._exit(1)
 
-    def _set_up(self, steps: Steps) -> None:
-        steps.at("become root inside")
+    def _become_embryo(self, channel: socket.socket) -> Agent:
+        (dev,) = _receive(channel)[1]
+        self._steps.at("become root inside")
         os.setgroups([])
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        steps.at("enter the cgroup namespace")
+        self._steps.at("enter the cgroup namespace")
         syscalls.unshare(Namespace.CGROUP)
         os.setsid()
-        steps.at("set the host name")
-        syscalls.set_hostname(self._launch.sandbox_id)
         syscalls.prctl(Prctl.SET_NAME, PROCESS_NAME)
-        steps.at("bring up loopback")
+        self._steps.at("bring up loopback")
         _bring_up_loopback()
-        steps.at("mount the overlays")
-        mounts.mount_overlays(self._launch.overlays, self._trees)
-        steps.at("enter the root")
-        mounts.enter_root(self._launch.overlays, self._trees, self._kit.masks)
-        steps.at("keep three descriptors")
-        self._keep_descriptors()
-        steps.at("drop capabilities")
-        capabilities.drop_the_rest()
-        steps.at("install the seccomp filter")
-        self._kit.seccomp.install()
+        self._steps.at("mount /dev, /proc and /sys")
+        mounts.mount_system_directories(dev, self._kit.masks)
+        os.close(dev)
+        self._steps.at("set up the agent")
+        return Agent(socket.socket(fileno=_LISTENER))
 
-    def _keep_descriptors(self) -> None:
-        """Listener, report and uid range to known places, /dev/null to 0, 1 and 2, everything else closed."""
-        wanted = (self._listener.fileno(), self._report, self._range_holder)
-        kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in wanted]  # clear of where they go
-        null = os.open("/dev/null", os.O_RDWR)
-        for target in (0, 1, 2):
-            os.dup2(null, target)
-        for fd, target in zip(kept, (_LISTENER, _REPORT, _RANGE), strict=True):
-            os.dup2(fd, target, inheritable=False)
-        self._report = _REPORT
-        self._listener.detach()
-        syscalls.close_from(max(_LISTENER, _REPORT, _RANGE) + 1)
+    def _become_sandbox(self, channel: socket.socket) -> dict[str, str]:
+        """Returns the environment of what will run here."""
+        packet, trees = _receive(channel)
+        order = _decode_order(packet)
+        self._steps.at("set the host name")
+        syscalls.set_hostname(order.hostname)
+        self._steps.at("mount the overlays")
+        mounts.mount_overlays(order.overlays, trees[0], trees[1:])
+        self._steps.at("enter the root")
+        mounts.enter_root(order.overlays)
+        for tree in trees:
+            os.close(tree)
+        self._steps.at("drop capabilities")
+        capabilities.drop_the_rest()
+        self._steps.at("install the seccomp filter")
+        self._kit.seccomp.install()
+        self._steps.at("run the agent")
+        return order.env
+
+
+def _keep_descriptors(listener: socket.socket, channel: socket.socket, range_holder: int) -> None:
+    """Those three to known places, /dev/null to 0, 1 and 2, everything else closed."""
+    wanted = (listener.fileno(), channel.fileno(), range_holder)
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in wanted]  # clear of where they go
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for target in (0, 1, 2):
+        os.dup2(null, target)
+    for fd, target in zip(kept, (_LISTENER, _CHANNEL, _RANGE), strict=True):
+        os.dup2(fd, target, inheritable=False)
+    syscalls.close_from(max(_LISTENER, _CHANNEL, _RANGE) + 1)
+
+
+def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    packet, fds, _, _ = socket.recv_fds(channel, MAX_ORDER, MAX_LAYERS + 1)
+    if not packet:
+        os._exit(0)  # the nursery is gone, and nobody knows of us
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return packet, fds
+
+
+def _report(channel: socket.socket, report: bytes) -> None:
+    with channel:
+        channel.send(report)
 
 
 def _make_writable_layer(path: str) -> bool:
     """The upper and work directories an overlay needs; True if they are new."""
+    with suppress(FileExistsError):
+        os.mkdir(f"{path}.work", 0o700)
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(path, 0o755)
     except FileExistsError:
         return False
-    os.mkdir(f"{path}/upper", 0o755)
-    os.mkdir(f"{path}/work", 0o700)
     return True
-
-
-def _bring_up_loopback() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = _INTERFACE_REQUEST.pack(b"lo", _IFF_UP)
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
 def _write_host_name(etc: str, name: str) -> None:
@@ -253,9 +303,10 @@ def _write_host_name(etc: str, name: str) -> None:
     _write(f"{etc}/hosts", hosts, os.O_CREAT)
 
 
-def _finish_report(report: bytes) -> None:
-    os.write(_REPORT, report)
-    os.close(_REPORT)
+def _bring_up_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = _INTERFACE_REQUEST.pack(b"lo", _IFF_UP)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
 def _write(path: str, text: str, flags: int = 0) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from atoll.engine.native import syscalls
@@ -73,11 +75,12 @@ def enter_small_root(runtime: str, exposures: Iterable[Exposure]) -> None:
         os.mkdir(name)
         syscalls.move_mount(tree, name)
         os.close(tree)
-    for name in ("proc", "sys", STAGE[1:], f"{STAGE[1:]}/disk", EMPTY[1:], DEV[1:]):
+    for name in ("proc", "sys", "stage", "stage/disk", "stage/dev", "stage/proc", "stage/sys", "empty", "dev"):
         os.mkdir(name)
     syscalls.mount("proc", "proc", "proc", _NO_EXTRAS)
     syscalls.mount("sysfs", "sys", "sysfs", _NO_EXTRAS)
-    _make_dev(DEV[1:])
+    syscalls.mount("tmpfs", "empty", "tmpfs", _NO_EXTRAS | MountFlag.READ_ONLY, "mode=555,size=4k")
+    _make_dev("dev")
     syscalls.pivot_root_here()
     syscalls.detach(".")
     os.chdir("/")
@@ -98,102 +101,86 @@ def _make_dev(path: str) -> None:
 
 
 class Masks:
-    """What of /proc and /sys is hidden or read-only here. Looked up once; every sandbox has the same."""
+    """What of /proc and /sys is hidden or read-only. Looked up once; it is the same for every sandbox."""
 
     def __init__(self) -> None:
-        self._files = [path for path in HIDDEN if os.path.exists(path) and not os.path.isdir(path)]
-        self._directories = [path for path in HIDDEN if os.path.isdir(path)]
-        self._read_only = [path for path in READ_ONLY if os.path.isdir(path)]
+        self._files = [path[1:] for path in HIDDEN if os.path.exists(path) and not os.path.isdir(path)]
+        self._directories = [path[1:] for path in HIDDEN if os.path.isdir(path)]
+        self._read_only = [path[1:] for path in READ_ONLY if os.path.isdir(path)]
 
-    def apply(self, empty_tree: int) -> None:
+    def apply(self) -> None:
+        """To proc and sys in the current directory."""
         for path in self._files:
-            syscalls.mount("/dev/null", path, None, MountFlag.BIND)
-        if self._directories:
-            first, *others = self._directories
-            syscalls.move_mount(empty_tree, first)
-            for path in others:
-                syscalls.mount(first, path, None, MountFlag.BIND)
+            syscalls.mount("dev/null", path, None, MountFlag.BIND)
+        for path in self._directories:
+            syscalls.mount(EMPTY, path, None, MountFlag.BIND)
         for path in self._read_only:
             syscalls.mount(path, path, None, MountFlag.BIND)
             syscalls.mount_setattr_at(path, MountAttribute.READ_ONLY)
 
 
-class Trees:
-    """The detached mounts that one sandbox is put together from: opened by the nursery, attached by the child."""
+def mount_system_directories(dev: int, masks: Masks) -> None:
+    """Mount dev, proc and sys on the stage, where they wait for a root to be moved into.
 
-    def __init__(self, overlays: Iterable[Overlay], disk: str) -> None:
-        self._opened: list[int] = []
-        try:
-            self.layers = [[self._open(layer) for layer in overlay.layers] for overlay in overlays]
-            self.disk = self._open(disk)
-            self.dev = self._open(DEV)
-            self.empty = self._open(EMPTY)
-        except BaseException:
-            self.close()
-            raise
-
-    def show_as(self, userns_fd: int) -> None:
-        """Show every file as its owner in the user namespace, whose ids start elsewhere on the host."""
-        plain = MountAttribute.IDMAP | MountAttribute.NOSUID | MountAttribute.NODEV
-        for layer in (layer for layers in self.layers for layer in layers):
-            syscalls.mount_setattr(layer, plain | MountAttribute.READ_ONLY, userns_fd)
-        syscalls.mount_setattr(self.disk, plain, userns_fd)
-        devices = MountAttribute.IDMAP | MountAttribute.NOSUID | MountAttribute.NOEXEC | MountAttribute.READ_ONLY
-        syscalls.mount_setattr(self.dev, devices, userns_fd)
-        syscalls.mount_setattr(self.empty, plain | MountAttribute.READ_ONLY | MountAttribute.NOEXEC, userns_fd)
-
-    def close(self) -> None:
-        for fd in self._opened:
-            os.close(fd)
-
-    def _open(self, path: str) -> int:
-        fd = syscalls.open_tree(path)
-        self._opened.append(fd)
-        return fd
+    This comes before the host is out of sight: the kernel allows a new /proc or /sys only to someone who can see a
+    whole one already.
+    """
+    os.chdir(STAGE)
+    syscalls.move_mount(dev, "dev")
+    syscalls.mount("proc", "proc", "proc", _NO_EXTRAS)
+    syscalls.mount("sysfs", "sys", "sysfs", _NO_EXTRAS | MountFlag.READ_ONLY)
+    pts = "newinstance,ptmxmode=0666,mode=0620"
+    syscalls.mount("devpts", "dev/pts", "devpts", MountFlag.NOSUID | MountFlag.NOEXEC, pts)
+    syscalls.mount("tmpfs", "dev/shm", "tmpfs", _NO_EXTRAS, "mode=1777,size=64m")
+    syscalls.mount("mqueue", "dev/mqueue", "mqueue", _NO_EXTRAS)
+    masks.apply()
 
 
-def make_stage(layers: int, overlays: int) -> None:
-    """Mount points for that many layers and overlays; made once, found ever after."""
-    for name in [*(f"l{index}" for index in range(layers)), *(f"o{index}" for index in range(overlays))]:
-        path = f"{STAGE}/{name}"
-        if not os.path.isdir(path):
-            os.mkdir(path)
+def open_idmapped(path: str, userns: int, attributes: MountAttribute) -> int:
+    """The directory at `path` as a detached mount, every file shown as its owner in the user namespace."""
+    tree = syscalls.open_tree(path)
+    try:
+        syscalls.mount_setattr(tree, attributes | MountAttribute.IDMAP | MountAttribute.NOSUID, userns)
+    except OSError:
+        os.close(tree)
+        raise
+    return tree
 
 
-def mount_overlays(overlays: tuple[Overlay, ...], trees: Trees) -> None:
-    """Mount each overlay on the stage, as o0, o1 and so on.
+def make_stage(overlays: tuple[Overlay, ...]) -> None:
+    """Mount points for the overlays and their layers; made once, found ever after."""
+    layers = sum(len(overlay.layers) for overlay in overlays)
+    for name in [*(f"l{index}" for index in range(layers)), *(f"o{index}" for index in range(len(overlays)))]:
+        with suppress(FileExistsError):
+            os.mkdir(f"{STAGE}/{name}")
+
+
+def mount_overlays(overlays: tuple[Overlay, ...], disk: int, layers: list[int]) -> None:
+    """Mount each overlay on the stage, as o0, o1 and so on. `layers` are those of all overlays, in order.
 
     Paths are relative, since /proc/mounts shows them inside. Mounted from within the user namespace: then an
     overlay on idmapped layers takes writes, and keeps them on disk with owners that belong to no sandbox.
     """
     os.chdir(STAGE)
-    syscalls.move_mount(trees.disk, "disk")
-    position = 0
-    for index, (overlay, layers) in enumerate(zip(overlays, trees.layers, strict=True)):
-        names = [f"l{position + offset}" for offset in range(len(layers))]
-        position += len(layers)
-        for name, layer in zip(names, layers, strict=True):
-            syscalls.move_mount(layer, name)
-        disk = f"disk/{overlay.name}"
-        options = f"lowerdir={':'.join(names)},upperdir={disk}/upper,workdir={disk}/work,userxattr"
+    syscalls.move_mount(disk, "disk")
+    for index, layer in enumerate(layers):
+        syscalls.move_mount(layer, f"l{index}")
+    names = (f"l{index}" for index in range(len(layers)))
+    for index, overlay in enumerate(overlays):
+        lower = ":".join(islice(names, len(overlay.layers)))
+        writable = f"upperdir=disk/{overlay.name},workdir=disk/{overlay.name}.work"
+        options = f"lowerdir={lower},{writable},userxattr"
         syscalls.mount("overlay", f"o{index}", "overlay", MountFlag.NODEV, options)
 
 
-def enter_root(overlays: tuple[Overlay, ...], trees: Trees, masks: Masks) -> None:
-    """Make the first overlay the root, put the rest where it belongs, and lose sight of the host."""
-    others = [(syscalls.open_tree(f"o{index}"), overlay.target) for index, overlay in enumerate(overlays) if index]
+def enter_root(overlays: tuple[Overlay, ...]) -> None:
+    """Make the first overlay the root, move everything else to its place in it, and lose sight of the host."""
+    moves = [(syscalls.hold_mount(f"o{index}"), overlay.target) for index, overlay in enumerate(overlays) if index]
+    moves += [(syscalls.hold_mount(name), f"/{name}") for name in ("dev", "proc", "sys")]
     os.chdir("o0")
     syscalls.pivot_root_here()
-    for tree, target in others:
-        syscalls.move_mount(tree, target)
-    syscalls.move_mount(trees.dev, "/dev")
-    syscalls.mount("proc", "/proc", "proc", _NO_EXTRAS)
-    syscalls.mount("sysfs", "/sys", "sysfs", _NO_EXTRAS | MountFlag.READ_ONLY)
-    pts = "newinstance,ptmxmode=0666,mode=0620"
-    syscalls.mount("devpts", "/dev/pts", "devpts", MountFlag.NOSUID | MountFlag.NOEXEC, pts)
-    syscalls.mount("tmpfs", "/dev/shm", "tmpfs", _NO_EXTRAS, "mode=1777,size=64m")
-    syscalls.mount("mqueue", "/dev/mqueue", "mqueue", _NO_EXTRAS)
-    masks.apply(trees.empty)
-    # Only now: the kernel allows a new /proc or /sys only to someone who can already see a whole one.
+    for held, target in moves:
+        syscalls.move_mount(held, target)
+        os.close(held)
     syscalls.detach(".")
     os.chdir("/")

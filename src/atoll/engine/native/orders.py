@@ -15,9 +15,13 @@ class Exposure(msgspec.Struct, frozen=True):
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message: what the nursery shall see of the host. `runtime` is an empty directory of its own."""
+    """The first message: what the nursery shall see of the host, and how many embryos it shall keep ready.
+
+    `runtime` is an empty directory of its own.
+    """
 
     runtime: str
+    embryos: int
     exposures: tuple[Exposure, ...]
 
 
@@ -28,7 +32,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_id: str
     overlays: tuple[Overlay, ...]
     disk: str
-    socket: str
     env: dict[str, str]
 
 
@@ -43,6 +46,7 @@ class Born(msgspec.Struct, frozen=True, kw_only=True, tag="born"):
     pid: int
     start_time: int
     uid_base: int
+    socket_name: str
 
 
 class Stillborn(msgspec.Struct, frozen=True, kw_only=True, tag="stillborn"):

@@ -129,6 +129,11 @@ def open_tree(path: str, *, recursive: bool = False) -> int:
     return _syscall(_SYS_OPEN_TREE, ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
 
 
+def hold_mount(path: str) -> int:
+    """The mount at `path` itself, with all that is mounted below it, to be moved elsewhere."""
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
+
+
 def mount_setattr(tree: int, attributes: MountAttribute, userns_fd: int = 0) -> None:
     """Change a detached mount; with IDMAP, show its files through the id map of `userns_fd`."""
     value = _MountAttributes(set=attributes, userns_fd=userns_fd)
@@ -144,7 +149,7 @@ def mount_setattr_at(path: str, attributes: MountAttribute) -> None:
 
 
 def move_mount(tree: int, target: str) -> None:
-    """Attach a detached mount at `target`."""
+    """Attach a detached mount at `target`, or move an attached one there."""
     flags = ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)
     _syscall(_SYS_MOVE_MOUNT, ctypes.c_int(tree), b"", ctypes.c_int(_AT_FDCWD), os.fsencode(target), flags)
 
