@@ -30,6 +30,7 @@ from atoll.supervisor.machine import Machine
 
 HERE = Path(__file__).parent
 WARM_UP_ROUNDS = 3
+SETTLE_SECONDS = 0.03  # the kernel takes namespaces down behind our back; that is not the next variant's cost
 TRUE = Exec(argv=["true"])
 
 Variant = Callable[[], Awaitable[float]]
@@ -198,6 +199,7 @@ async def measure(variants: dict[str, Variant], rounds: int) -> dict[str, list[f
     for number in range(WARM_UP_ROUNDS + rounds):
         for name, variant in variants.items():
             taken = await variant()
+            await asyncio.sleep(SETTLE_SECONDS)
             if number >= WARM_UP_ROUNDS:
                 times[name].append(taken)
     return times

@@ -116,7 +116,7 @@ def oci_profile() -> dict:
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.ENOSYS,
-        "architectures": ["SCMP_ARCH_X86_64"],
+        "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],  # as in the stock profiles
         "syscalls": [
             {"names": ALLOWED, "action": "SCMP_ACT_ALLOW"},
             {"names": " ".join(REFUSED.values()).split(), "action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM},

@@ -30,7 +30,7 @@ from atoll.engine.native.seccomp import SeccompFilter
 from atoll.engine.native.syscalls import Prctl
 from atoll.engine.native.uid_ranges import UidRanges
 
-IDLE_SECONDS = 0.003  # without an order for so long, there is time to prepare for the next
+IDLE_SECONDS = 0.01  # without an order for so long, there is time to prepare for the next
 
 
 class Birth(msgspec.Struct, frozen=True):
