@@ -54,7 +54,10 @@ class Floor:
         directory = work / "floor-work"
         directory.mkdir(mode=0o755)
         self._process = subprocess.Popen(
-            [program, directory, layer, seccomp.FILTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [program, directory, layer, seccomp.FILTER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     async def __call__(self) -> float:
@@ -79,7 +82,13 @@ class Crun:
         subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, self._bundle / "rootfs"], check=True)
         (self._bundle / "config.json").write_text(json.dumps(oci_config()))
         # crun 1.8 refuses a host with v1 controllers and a unified hierarchy that has one too; hidden, it is content.
-        self._prefix = ["unshare", "-m", "sh", "-c", "umount /sys/fs/cgroup/unified 2>/dev/null; read _; " + _LOOP]
+        self._prefix = [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            "umount /sys/fs/cgroup/unified 2>/dev/null; read _; " + _LOOP,
+        ]
         self._process = subprocess.Popen(
             self._prefix, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=self._bundle
         )
@@ -164,14 +173,24 @@ def oci_config() -> dict[str, object]:
             "env": ["PATH=/usr/bin:/bin"],
             "user": {"uid": 0, "gid": 0},
             "noNewPrivileges": True,
-            "capabilities": {name: capabilities for name in ("bounding", "effective", "permitted")},
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), capabilities),
         },
         "mounts": [
             {"destination": "/usr", "source": "/usr", "type": "bind", "options": ["rbind", "ro"]},
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*basic, "ro"]},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=64k"]},
-            {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": ["nosuid", "newinstance"]},
+            {
+                "destination": "/dev",
+                "type": "tmpfs",
+                "source": "tmpfs",
+                "options": ["nosuid", "mode=755", "size=64k"],
+            },
+            {
+                "destination": "/dev/pts",
+                "type": "devpts",
+                "source": "devpts",
+                "options": ["nosuid", "newinstance"],
+            },
             {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [*basic, "size=64m"]},
             {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": basic},
         ],

@@ -147,7 +147,12 @@ class Command:
     """One running program."""
 
     def __init__(
-        self, runner: CommandRunner, process: subprocess.Popen[bytes], pipes: _Pipes, call: Exec, owner: CommandOwner
+        self,
+        runner: CommandRunner,
+        process: subprocess.Popen[bytes],
+        pipes: _Pipes,
+        call: Exec,
+        owner: CommandOwner,
     ) -> None:
         self._runner = runner
         self._loop = runner.loop
@@ -288,20 +293,23 @@ class InputPipe:
 
 
 def check_words(call: Exec) -> None:
-    """What the kernel cannot take as arguments, directory or environment."""
-    words = [*call.argv, *call.env, *(value for value in call.env.values() if value is not None), call.cwd or ""]
+    """What the kernel, or this agent, cannot take."""
+    values = (value for value in call.env.values() if value is not None)
     if not call.argv or not call.argv[0]:
-        raise error(ErrorCode.INVALID_COMMAND, "the command is empty", remedy="Give a program and its arguments.")
-    if any("\0" in word for word in words):
-        raise error(ErrorCode.INVALID_COMMAND, "a NUL character is in the command", remedy="Take it out.")
-    if bad := next((name for name in call.env if not name or "=" in name), None):
-        raise error(ErrorCode.INVALID_COMMAND, f"{bad!r:.100} is no name for a variable", remedy="Leave out '='.")
-    if call.timeout is not None and not 0 <= call.timeout < MAX_TIMEOUT_SECONDS:
-        raise error(
-            ErrorCode.INVALID_COMMAND,
-            f"a timeout of {call.timeout} seconds cannot be kept",
-            remedy=f"Give 0 to {MAX_TIMEOUT_SECONDS} seconds, or none for no limit.",
-        )
+        raise _invalid("the command is empty", "Give a program and its arguments.")
+    if any("\0" in word for word in (*call.argv, *call.env, *values, call.cwd or "")):
+        raise _invalid("a NUL character is in the command", "Take it out.")
+    if bad := [name for name in call.env if not name or "=" in name]:
+        raise _invalid(f"{bad[0]!r:.100} is no name for a variable", "Give it a name without '='.")
+    if call.timeout is not None and not 0 <= call.timeout <= MAX_TIMEOUT_SECONDS:
+        remedy = f"Give 0 to {MAX_TIMEOUT_SECONDS} seconds, or none for no limit."
+        raise _invalid(f"a timeout of {call.timeout} seconds cannot be kept", remedy)
+    if call.max_output is not None and call.max_output < 0:
+        raise _invalid(f"max_output={call.max_output} is less than nothing", "Give bytes, or none for no limit.")
+
+
+def _invalid(message: str, remedy: str) -> AtollError:
+    return error(ErrorCode.INVALID_COMMAND, message, remedy=remedy)
 
 
 def spawn_error(program: str, cwd: str, cause: OSError) -> AtollError:
@@ -321,11 +329,8 @@ def spawn_error(program: str, cwd: str, cause: OSError) -> AtollError:
         case errno.EAGAIN | errno.ENOMEM:
             return no_room(f"{program!r:.200}", cause)
         case errno.E2BIG:
-            return error(
-                ErrorCode.INVALID_COMMAND,
-                "the arguments and variables are longer than the kernel takes",
-                remedy="Pass what is large on standard input or in a file.",
-            )
+            remedy = "Pass what is large on standard input or in a file."
+            return _invalid("the arguments and variables are longer than the kernel takes", remedy)
     return error(
         ErrorCode.PERMISSION_DENIED,
         f"{program!r:.200} cannot be run in {cwd!r:.200}: {cause.strerror}",

@@ -82,7 +82,10 @@ def read_process_table() -> list[ProcessStat]:
     table = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with suppress(OSError), open(f"/proc/{name}/stat", "rb", buffering=0) as file:  # it may end any moment
+            with (
+                suppress(OSError),
+                open(f"/proc/{name}/stat", "rb", buffering=0) as file,
+            ):  # it may end any moment
                 table.append(parse_stat(file.read()))
     return table
 

@@ -32,7 +32,11 @@ async def _play(agent: main.Agent, address: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as host:
         host.setblocking(False)
         await agent.loop.sock_connect(host, address)
-        for call in (Ping(), Exec(argv=["true"]), Exec(argv=["echo", "x"], timeout=60, max_output=9, env={"A": "b"})):
+        for call in (
+            Ping(),
+            Exec(argv=["true"]),
+            Exec(argv=["echo", "x"], timeout=60, max_output=9, env={"A": "b"}),
+        ):
             await _ask(agent.loop, host, call)
     agent.server.close()
     await agent.server.wait_closed()

@@ -52,7 +52,7 @@ class HostConnection(asyncio.Protocol):
     def __init__(self, server: AgentServer) -> None:
         self._server = server
         self._runner = server.runner
-        self._is_full = False
+        self._is_full = self._is_dismissed = False
         self._decoder = FrameDecoder()
         self._command: Command | None = None
         self._hang_up: HangUpWatch | None = None
@@ -65,30 +65,24 @@ class HostConnection(asyncio.Protocol):
         if not self._server.admits(transport.get_extra_info("socket")):
             transport.abort()
         elif self._server.connections > MAX_CONNECTIONS:
-            self._fail(
-                error(
-                    ErrorCode.AGENT_BUSY,
-                    f"the sandbox already has {MAX_CONNECTIONS} operations under way",
-                    remedy="Wait for some to end.",
-                )
-            )
-            transport.close()
+            busy = f"the sandbox already has {MAX_CONNECTIONS} operations under way"
+            self._dismiss(error(ErrorCode.AGENT_BUSY, busy, remedy="Wait for some to end."))
         else:
             transport.set_write_buffer_limits(high=UNSENT_BYTES)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_dismissed:
+            return
         try:
             for frame in self._decoder.feed(data):
                 self._on_frame(frame.kind, frame.payload)
         except FrameError as cause:
-            self._hang_up_on_peer(str(cause))
+            self._dismiss(error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Open a new connection."))
 
     def connection_lost(self, cause: Exception | None) -> None:
         self._server.connections -= 1
         self._stop_watching()
-        if self._command:
-            self._command.cancel()
-            self._command = None
+        self._cancel()
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -147,10 +141,18 @@ class HostConnection(asyncio.Protocol):
         if self._transport and not self._transport.is_closing():
             self._transport.write(encode_frame(kind, payload))
 
-    def _hang_up_on_peer(self, reason: str) -> None:
-        self._fail(error(ErrorCode.INVALID_REQUEST, reason, remedy="Open a new connection."))
+    def _dismiss(self, cause: AtollError) -> None:
+        """Say why, and nothing more. The peer closes: if we did, with bytes of its own unread, it might miss the why."""
+        self._is_dismissed = True
+        self._cancel()
+        self._fail(cause)
         if self._transport:
-            self._transport.close()
+            self._transport.write_eof()
+
+    def _cancel(self) -> None:
+        if self._command:
+            self._command.cancel()
+            self._command = None
 
     def _stop_reading(self) -> None:
         """The command reads slowly; the host shall wait. Only its departure must still be noticed."""

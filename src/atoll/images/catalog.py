@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -48,7 +47,7 @@ class ImageCatalog:
         work = Path(tempfile.mkdtemp(prefix=".making-", dir=self._store))
         try:
             shutil.copytree(directory, work / "root", symlinks=True)
-            os.rename(work, target)
+            work.rename(target)
         except OSError:
             shutil.rmtree(work, ignore_errors=True)
             raise
@@ -58,5 +57,5 @@ class ImageCatalog:
             work = Path(tempfile.mkdtemp(prefix=".making-", dir=self._store))
             write_skeleton(work)
             work.chmod(0o755)
-            os.rename(work, self._skeleton)
+            work.rename(self._skeleton)
         return self._skeleton

@@ -8,7 +8,6 @@ libraries or accounts change; a sandbox keeps the one it was made on.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -103,7 +102,7 @@ class HostImage:
             root.mkdir(mode=0o755)
             self._fill(root)
             (work / "state.json").write_bytes(msgspec.json.encode(state))
-            os.rename(work, target)
+            work.rename(target)
         except OSError as cause:
             shutil.rmtree(work, ignore_errors=True)
             if not target.is_dir():  # else somebody else was faster, and theirs is as good

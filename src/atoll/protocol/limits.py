@@ -10,7 +10,17 @@ from typing import Any
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 MIB = 2**20
@@ -39,7 +49,9 @@ class Limits:
             object.__setattr__(self, name, value)
         self.__post_init__()
 
-    def __post_init__(self) -> None:  # also what msgspec calls, which makes Limits from a message without __init__
+    def __post_init__(
+        self,
+    ) -> None:  # also what msgspec calls, which makes Limits from a message without __init__
         object.__setattr__(self, "cpus", _cpus(self.cpus))
         object.__setattr__(self, "memory", _bytes("memory", self.memory, MIN_MEMORY))
         object.__setattr__(self, "disk", _bytes("disk", self.disk, MIN_DISK))

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, ErrorCode, error, from_body
+from atoll.protocol.errors import (
+    AgentLostError,
+    AgentMisbehavedError,
+    AgentTimeoutError,
+    ErrorCode,
+    error,
+    from_body,
+)
 from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
 from atoll.protocol.messages import (
     Call,
@@ -227,6 +234,9 @@ class AgentConnection(asyncio.Protocol):
     def _take(self, frame: Frame) -> None:
         if frame.kind in (FrameKind.CALL, FrameKind.INPUT):
             raise FrameError(f"an agent does not send {frame.kind.name}")
+        if not self._is_busy and frame.kind is FrameKind.FAILED:
+            self._fail(from_body(decode(decode_error, frame)))  # turned away before we could ask
+            return
         if not self._is_busy:
             raise FrameError(f"a {frame.kind.name} frame came unasked")
         self._frames.append(frame)
@@ -250,7 +260,7 @@ class OutputMeter:
     """Holds an agent to the amount of output that was asked for."""
 
     def __init__(self, allowed: int | None) -> None:
-        self._left = {kind: allowed for kind in (FrameKind.STDOUT, FrameKind.STDERR)}
+        self._left = dict.fromkeys((FrameKind.STDOUT, FrameKind.STDERR), allowed)
 
     def count(self, frame: Frame) -> None:
         left = self._left[frame.kind]
@@ -265,7 +275,9 @@ def encode_call(call: Call) -> bytes:
         message = encode_message(call)
     except (msgspec.MsgspecError, UnicodeEncodeError) as cause:
         raise error(
-            ErrorCode.INVALID_COMMAND, f"the command cannot be sent: {cause}", remedy="Use text that is valid UTF-8."
+            ErrorCode.INVALID_COMMAND,
+            f"the command cannot be sent: {cause}",
+            remedy="Use text that is valid UTF-8.",
         ) from cause
     if len(message) > MAX_PAYLOAD:
         raise error(

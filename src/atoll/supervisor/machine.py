@@ -1,12 +1,11 @@
 """Everything of one state directory put together: images, disks and an engine make sandboxes.
 
-    state/     images/  disks/ID/  records/ID.json      survives a reboot
-    runtime/   agents/*.sock  nursery.log               does not
+state/     images/  disks/ID/  records/ID.json      survives a reboot
+runtime/   agents/*.sock  nursery.log               does not
 """
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,9 +85,7 @@ class Machine:
         rootfs = self.images.resolve(image)
         disk = self._storage.create(name)
         try:
-            spec = SandboxSpec(
-                id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {})
-            )
+            spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {}))
             sandbox = await self.engine.start(spec)
             self._write_record(sandbox, rootfs, accepted)
         except BaseException:
@@ -119,7 +116,7 @@ class Machine:
         path = self._record_path(sandbox.id)
         temporary = path.with_suffix(".new")
         temporary.write_bytes(msgspec.json.encode(record))
-        os.replace(temporary, path)
+        temporary.replace(path)
 
     def _record_path(self, sandbox_id: SandboxId) -> Path:
         return self._records / f"{sandbox_id}.json"

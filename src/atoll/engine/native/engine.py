@@ -84,15 +84,7 @@ class NativeEngine:
         if sandbox.pidfd is None:
             return
         # A copy, so that stop() may close its own while others still wait.
-        pidfd = os.dup(sandbox.pidfd)
-        loop = asyncio.get_running_loop()
-        ended = loop.create_future()
-        loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
-        try:
-            await ended
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
+        await _ended(os.dup(sandbox.pidfd))
 
     async def close(self) -> None:
         if self._nursery:
@@ -141,7 +133,15 @@ class NurseryProcess:
         log = runtime / "nursery.log"
         with theirs, log.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-X", "utf8", "-m", "atoll.engine.native.nursery", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-I",
+                    "-X",
+                    "utf8",
+                    "-m",
+                    "atoll.engine.native.nursery",
+                    str(theirs.fileno()),
+                ],
                 env={},  # every sandbox's PID 1 inherits it
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -169,12 +169,16 @@ class NurseryProcess:
         except asyncio.CancelledError:
             answer.add_done_callback(_discard)
             raise
+        except AtollError:
+            self._waiting.pop(launch.ticket, None)
+            raise
 
     async def close(self) -> None:
-        self._channel.shutdown(socket.SHUT_RDWR)
-        self._end()
-        while self._process.poll() is None:
-            await asyncio.sleep(0.002)
+        if self._process.returncode is None:
+            pidfd = os.pidfd_open(self._process.pid)
+            self._end()
+            await _ended(pidfd)
+            self._process.wait()
 
     async def _send(self, packet: bytes) -> None:
         try:
@@ -222,7 +226,7 @@ class NurseryProcess:
         for future in waiting:
             if not future.done():
                 future.set_exception(self._failure())
-        self._opened.exception() if self._opened.done() else None
+        self._process.poll()
 
     def _failure(self) -> AtollError:
         log = self._log.read_text(errors="replace")[-LOG_TAIL:].strip()
@@ -254,6 +258,18 @@ def start_error(answer: orders.Stillborn) -> AtollError:
         step=answer.step,
         errno=answer.errno,
     )
+
+
+async def _ended(pidfd: int) -> None:
+    """Wait for the process, and close its pidfd."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
+    try:
+        await ended
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
 
 
 def _make_private_directory(path: Path) -> None:

@@ -186,7 +186,10 @@ def hatch(embryo: Embryo, launch: Launch) -> None:
             trees = []
             layers = [layer for overlay in launch.overlays for layer in overlay.layers]
             read_only = MountAttribute.NODEV | MountAttribute.READ_ONLY
-            for path, attributes in ((launch.disk, MountAttribute.NODEV), *((layer, read_only) for layer in layers)):
+            for path, attributes in (
+                (launch.disk, MountAttribute.NODEV),
+                *((layer, read_only) for layer in layers),
+            ):
                 trees.append(mounts.open_idmapped(path, embryo.userns, attributes))
                 close.callback(os.close, trees[-1])
 

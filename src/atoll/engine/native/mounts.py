@@ -49,7 +49,14 @@ HIDDEN = (
 )
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys")
 
-_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_DEVICES = {
+    "null": (1, 3),
+    "zero": (1, 5),
+    "full": (1, 7),
+    "random": (1, 8),
+    "urandom": (1, 9),
+    "tty": (5, 0),
+}
 _DEV_LINKS = {
     "fd": "/proc/self/fd",
     "stdin": "/proc/self/fd/0",
@@ -75,7 +82,17 @@ def enter_small_root(runtime: str, exposures: Iterable[Exposure]) -> None:
         os.mkdir(name)
         syscalls.move_mount(tree, name)
         os.close(tree)
-    for name in ("proc", "sys", "stage", "stage/disk", "stage/dev", "stage/proc", "stage/sys", "empty", "dev"):
+    for name in (
+        "proc",
+        "sys",
+        "stage",
+        "stage/disk",
+        "stage/dev",
+        "stage/proc",
+        "stage/sys",
+        "empty",
+        "dev",
+    ):
         os.mkdir(name)
     syscalls.mount("proc", "proc", "proc", _NO_EXTRAS)
     syscalls.mount("sysfs", "sys", "sysfs", _NO_EXTRAS)

@@ -65,7 +65,7 @@ class Prctl(IntFlag):
 
 
 class _CloneArguments(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012 (ctypes reads it once)
+    _fields_ = [
         (name, ctypes.c_uint64)
         for name in (
             "flags",
@@ -84,11 +84,11 @@ class _CloneArguments(ctypes.Structure):
 
 
 class _MountAttributes(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd")]  # noqa: RUF012
+    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd")]
 
 
 class _CapabilityHeader(ctypes.Structure):
-    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]  # noqa: RUF012
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
 
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -102,9 +102,7 @@ def clone3(namespaces: Namespace) -> tuple[int, int]:
     the three hooks are called by hand.
     """
     pidfd = ctypes.c_int(-1)
-    arguments = _CloneArguments(
-        flags=namespaces | _CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=_SIGCHLD
-    )
+    arguments = _CloneArguments(flags=namespaces | _CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=_SIGCHLD)
     _python.PyOS_BeforeFork()
     pid = _libc_locked.syscall(
         ctypes.c_long(_SYS_CLONE3), ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments))
@@ -145,7 +143,14 @@ def mount_setattr_at(path: str, attributes: MountAttribute) -> None:
     """Change the mount at `path`."""
     value = _MountAttributes(set=attributes)
     size = ctypes.c_size_t(ctypes.sizeof(value))
-    _syscall(_SYS_MOUNT_SETATTR, ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(0), ctypes.byref(value), size)
+    _syscall(
+        _SYS_MOUNT_SETATTR,
+        ctypes.c_int(_AT_FDCWD),
+        os.fsencode(path),
+        ctypes.c_uint(0),
+        ctypes.byref(value),
+        size,
+    )
 
 
 def move_mount(tree: int, target: str) -> None:
@@ -195,7 +200,7 @@ def set_capabilities(mask: int) -> None:
 
 def overwrite_arguments(title: bytes) -> None:
     """Replace what /proc/self/cmdline shows. The kernel reads it from our own stack, where it may be written."""
-    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 (runs where pathlib's imports are not wanted)
+    with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     start, end = int(fields[45]), int(fields[46])
     ctypes.memset(start, 0, end - start)

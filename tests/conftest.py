@@ -1,0 +1,106 @@
+"""Real sandboxes for the tests: one machine for the whole run, a sandbox where a test asks for one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from atoll.engine.base import LiveSandbox
+from atoll.protocol.messages import Exec
+from atoll.supervisor.agent_link import AgentLink, CommandOutput
+from atoll.supervisor.machine import Machine
+
+IMAGES = ("host", "busybox")
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def needs_root() -> None:
+    if os.geteuid() != 0:
+        pytest.exit("these tests make real sandboxes and need root", returncode=2)
+
+
+@pytest.fixture(scope="session")
+def busybox_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Debian's busybox-static in an otherwise empty root: no C library, no Python, no shell but its own."""
+    root = tmp_path_factory.mktemp("busybox")
+    (root / "bin").mkdir()
+    shutil.copy("/bin/busybox", root / "bin/busybox")
+    applets = subprocess.run(["/bin/busybox", "--list"], check=True, capture_output=True, text=True).stdout
+    for applet in applets.split():
+        if applet != "busybox":
+            (root / "bin" / applet).symlink_to("busybox")
+    return root
+
+
+@pytest.fixture(scope="session")
+async def machine(tmp_path_factory: pytest.TempPathFactory, busybox_root: Path) -> AsyncIterator[Machine]:
+    directory = tmp_path_factory.mktemp("machine")
+    async with Machine(directory / "state", directory / "run") as machine:
+        machine.images.add("busybox", busybox_root)
+        yield machine
+
+
+@dataclass
+class Box:
+    """A sandbox as a test uses it."""
+
+    live: LiveSandbox
+    link: AgentLink
+    image: str
+
+    async def run(self, *argv: str, stdin: bytes | None = None, **options: object) -> CommandOutput:
+        return await self.link.run(Exec(argv=list(argv), **options), stdin)  # type: ignore[arg-type]
+
+    async def sh(self, script: str, **options: object) -> CommandOutput:
+        return await self.run("sh", "-c", script, **options)  # type: ignore[arg-type]
+
+    async def text(self, script: str) -> str:
+        """What a script prints, which must succeed."""
+        output = await self.sh(script)
+        assert output.done.exit_code == 0, (output.stdout, output.stderr)
+        return output.stdout.decode().strip()
+
+
+async def _box(machine: Machine, image: str) -> AsyncIterator[Box]:
+    live = await machine.create(f"test-{next(_numbers)}", image=image)
+    async with AgentLink(live.agent_socket) as link:
+        yield Box(live, link, image)
+    await machine.destroy(live)
+
+
+@pytest.fixture(params=IMAGES)
+async def box(request: pytest.FixtureRequest, machine: Machine) -> AsyncIterator[Box]:
+    """A new sandbox, once for each image."""
+    async for box in _box(machine, request.param):
+        yield box
+
+
+@pytest.fixture
+async def host_box(machine: Machine) -> AsyncIterator[Box]:
+    async for box in _box(machine, "host"):
+        yield box
+
+
+@pytest.fixture
+async def neighbours(machine: Machine) -> AsyncIterator[tuple[Box, Box]]:
+    """Two sandboxes at once."""
+    async for one in _box(machine, "host"):
+        async for other in _box(machine, "host"):
+            yield one, other
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test leaves this process with as many descriptors as it found, but for what the shared machine keeps."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    after = len(os.listdir("/proc/self/fd"))
+    assert after <= before + 16, f"{after - before} descriptors leaked"

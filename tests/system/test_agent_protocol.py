@@ -1,0 +1,195 @@
+"""The agent's socket against peers that misbehave, and the host's side against an agent that does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import AsyncIterator
+
+import pytest
+
+from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AtollError, ErrorCode
+from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame
+from atoll.protocol.messages import Exec, ExecDone, Ping, encode_message
+from atoll.supervisor import agent_link
+from atoll.supervisor.agent_link import AgentLink
+from tests.conftest import Box
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def connect(box: Box) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    directory = os.open(box.live.agent_socket.parent, os.O_PATH)
+    try:
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{box.live.agent_socket.name}")
+    finally:
+        os.close(directory)
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">IB", 2**32 - 1, FrameKind.CALL),
+        struct.pack(">IB", MAX_PAYLOAD + 1, FrameKind.CALL),
+        struct.pack(">IB", 0, 99),
+        encode_frame(FrameKind.STDOUT, b"x"),
+        encode_frame(FrameKind.DONE, b"x"),
+    ],
+)
+async def test_the_agent_hangs_up_on_noise_and_serves_the_next(box: Box, noise: bytes) -> None:
+    reader, writer = await connect(box)
+    writer.write(noise)
+    answer = await reader.read()  # ends: the agent closed
+    assert answer[4] == FrameKind.FAILED
+    writer.close()
+    assert await box.text("echo next") == "next"
+
+
+@pytest.mark.parametrize("message", [b"", b"\xc1", b"\x80", encode_message({"type": "explode"}), encode_message([1, 2])])
+async def test_a_call_that_makes_no_sense_is_an_error_and_keeps_the_connection(box: Box, message: bytes) -> None:
+    reader, writer = await connect(box)
+    for payload, kind in ((message, FrameKind.FAILED), (encode_message(Ping()), FrameKind.DONE)):
+        writer.write(encode_frame(FrameKind.CALL, payload))
+        length, received = struct.unpack(">IB", await reader.readexactly(5))
+        await reader.readexactly(length)
+        assert received == kind
+    writer.close()
+
+
+async def test_half_a_frame_and_silence_hold_nobody_up(box: Box) -> None:
+    connections = [await connect(box) for _ in range(20)]
+    for _, writer in connections:
+        writer.write(encode_frame(FrameKind.CALL, encode_message(Ping()))[:7])
+    assert await box.text("echo served") == "served"
+    for _, writer in connections:
+        writer.close()
+
+
+async def test_a_second_call_on_a_busy_connection_ends_it_and_its_command(box: Box) -> None:
+    reader, writer = await connect(box)
+    call = encode_frame(FrameKind.CALL, encode_message(Exec(argv=["sleep", "4321"])))
+    writer.write(call + call)
+    assert (await reader.read())[4] == FrameKind.FAILED
+    writer.close()
+    while (await box.link.ping()).commands_running:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_thousand_short_connections_leave_nothing_behind(box: Box) -> None:
+    for _ in range(1000):
+        _, writer = await connect(box)
+        writer.close()
+    assert await box.text("echo still here") == "still here"
+
+
+async def test_too_many_connections_are_turned_away_politely(box: Box) -> None:
+    connections = [await connect(box) for _ in range(600)]
+    reader, _ = connections[-1]
+    assert (await reader.read())[4] == FrameKind.FAILED
+    for _, writer in connections:
+        writer.close()
+    while True:
+        try:
+            assert await box.text("echo free again") == "free again"
+            break
+        except AtollError as error:
+            assert error.code == ErrorCode.AGENT_BUSY
+
+
+async def test_nothing_inside_can_see_the_agents_socket(host_box: Box) -> None:
+    assert str(host_box.live.agent_socket.name) not in await host_box.text("cat /proc/net/unix")
+    assert await host_box.text("find / -xdev -type s 2>/dev/null | wc -l") == "0"
+
+
+async def test_a_sandbox_that_was_stopped_is_an_error_not_a_hang(box: Box) -> None:
+    os.kill(box.live.process.pid, 9)
+    with pytest.raises(ConnectionError) as caught:
+        while True:
+            await box.text("echo")
+    assert isinstance(caught.value, AtollError)
+    assert caught.value.remedy
+
+
+# The other way round: a socket that pretends to be an agent.
+
+
+@asynccontextmanager
+async def false_agent(tmp_path: Path, script: Script) -> AsyncIterator[AgentLink]:
+    path = tmp_path / "agent.sock"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.readexactly(5)
+            await script(reader, writer)
+            await reader.read()  # until the host hangs up
+        writer.close()
+        served.release()
+
+    served = asyncio.Semaphore(0)
+    async with await asyncio.start_unix_server(serve, path), AgentLink(path) as link:
+        yield link
+        link.close()
+        await served.acquire()
+
+
+DONE = encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=0, duration=1.0)))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        struct.pack(">IB", 2**31, FrameKind.STDOUT),
+        struct.pack(">IB", 0, 77),
+        encode_frame(FrameKind.CALL, b""),
+        encode_frame(FrameKind.DONE, b"\xc1"),
+        encode_frame(FrameKind.DONE, encode_message({"exit_code": "zero"})),
+        encode_frame(FrameKind.FAILED, encode_message(7)),
+        encode_frame(FrameKind.STDOUT, b"x" * 101) + DONE,
+        encode_frame(FrameKind.STDERR, b"x" * 60) * 2 + DONE,
+    ],
+)
+async def test_a_lying_agent_is_found_out(tmp_path: Path, answer: bytes) -> None:
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await writer.drain()
+
+    async with false_agent(tmp_path, lie) as link:
+        with pytest.raises(AgentMisbehavedError):
+            await link.run(Exec(argv=["true"], max_output=100))
+
+
+async def test_an_agent_that_hangs_up_is_lost(tmp_path: Path) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode_frame(FrameKind.STDOUT, b"some")[:6])
+        writer.close()
+
+    async with false_agent(tmp_path, hang_up) as link:
+        with pytest.raises(AgentLostError):
+            await link.run(Exec(argv=["true"]))
+
+
+async def test_an_agent_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_link, "ANSWER_GRACE", 0.1)  # a constant of ours; waiting 30 seconds would prove no more
+
+    async def brood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with false_agent(tmp_path, brood) as link:
+        with pytest.raises(TimeoutError) as caught:
+            await link.run(Exec(argv=["true"], timeout=0.1))
+        assert isinstance(caught.value, AtollError)
+
+
+async def test_what_an_agent_says_unasked_is_not_taken_for_the_next_answer(tmp_path: Path) -> None:
+    async def say_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(DONE + encode_frame(FrameKind.STDOUT, b"forged") + DONE)
+
+    async with false_agent(tmp_path, say_more) as link:
+        for _ in range(3):
+            output = await link.run(Exec(argv=["true"]))
+            assert output.stdout == b""

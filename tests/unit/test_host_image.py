@@ -1,0 +1,96 @@
+"""Which of a host's files get into the host image, tried on hosts made up for the purpose."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.images.debian_etc import public_groups, public_users
+from atoll.images.host import HostImage, read_host_state
+from atoll.protocol.errors import AtollError, ErrorCode
+
+PASSWD = "root:x:0:0:Jane Doe,,555:/srv/jane:/bin/zsh\nwww-data:x:33:33:www:/var/www:/usr/sbin/nologin\njane:x:1000:1000:Jane:/home/jane:/bin/zsh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\nbroken\n"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    root = tmp_path / "host"
+    for name in ("usr/bin", "usr/lib", "usr/sbin", "etc/ssl/certs", "etc/ssl/private", "var/lib/dpkg", "root"):
+        (root / name).mkdir(parents=True)
+    for name in ("bin", "sbin", "lib"):
+        (root / name).symlink_to(f"usr/{name}")
+    (root / "usr/lib/os-release").write_text('NAME="Test"\nPRETTY_NAME="Testux 1 (beta)"\n')
+    (root / "etc/passwd").write_text(PASSWD)
+    (root / "etc/group").write_text("root:x:0:\nadm:x:4:jane,www-data\nshadow:x:42:\njane:x:1000:\n")
+    (root / "etc/shadow").write_text("root:$6$secret:1::::::\n")
+    (root / "etc/kept.conf").write_text("as shipped\n")
+    (root / "etc/edited.conf").write_text("password=hunter2\n")
+    (root / "etc/closed.conf").write_text("as shipped\n")
+    (root / "etc/closed.conf").chmod(0o600)
+    (root / "etc/own.conf").write_text("token=abc\n")
+    (root / "etc/ssl/certs/ca.pem").write_text("certificate")
+    (root / "etc/ssl/private/key.pem").write_text("key")
+    (root / "root/.bash_history").write_text("secret")
+    shipped = hashlib.md5(b"as shipped\n").hexdigest()
+    names = ("kept.conf", "edited.conf", "closed.conf", "missing.conf")
+    conffiles = "".join(f" /etc/{name} {shipped}\n" for name in names)
+    (root / "var/lib/dpkg/status").write_text(f"Package: x\nConffiles:\n{conffiles}Description: y\n")
+    (root / "var/lib/dpkg/lock").write_text("")
+    return root
+
+
+def build(host: Path, store: Path) -> Path:
+    return Path(HostImage(store, host).resolve().overlays[0].layers[0])
+
+
+def test_only_what_is_public_comes_along(host: Path, tmp_path: Path) -> None:
+    root = build(host, tmp_path / "store")
+    etc = {str(path.relative_to(root / "etc")) for path in (root / "etc").rglob("*") if not path.is_dir()}
+    assert {"kept.conf", "ssl/certs/ca.pem", "passwd", "shadow"} <= etc
+    assert not {"edited.conf", "closed.conf", "own.conf", "ssl/private/key.pem"} & etc
+    everything = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    for secret in (b"hunter2", b"$6$secret", b"jane", b"Jane", b"token=abc", b"certificatekey"):
+        assert secret not in everything
+    assert list((root / "root").iterdir()) == list((root / "home").iterdir()) == []
+    assert not (root / "var/lib/dpkg/lock").exists()
+
+
+def test_accounts_of_people_stay_out_and_root_is_the_sandboxs() -> None:
+    assert public_users(PASSWD) == [
+        "root:x:0:0:root:/root:/bin/bash",
+        "www-data:x:33:33:www-data:/var/www:/usr/sbin/nologin",
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
+    ]
+    assert public_groups("adm:x:4:jane,www-data\njane:x:1000:\n", {"www-data"}) == ["adm:x:4:www-data"]
+
+
+def test_the_same_state_is_built_once_and_a_changed_host_anew(host: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    first = build(host, store)
+    assert build(host, store) == first
+    status = host / "var/lib/dpkg/status"
+    os.utime(status, ns=(1, 1))
+    assert build(host, store) != first
+    assert first.is_dir(), "a sandbox made on the old state still needs it"
+
+
+def test_the_state_names_the_system(host: Path) -> None:
+    assert read_host_state(host).system == "Testux 1 (beta)"
+
+
+def test_a_host_whose_bin_is_not_in_usr_is_refused(host: Path, tmp_path: Path) -> None:
+    (host / "bin").unlink()
+    (host / "bin").mkdir()
+    with pytest.raises(AtollError) as caught:
+        build(host, tmp_path / "store")
+    assert caught.value.code == ErrorCode.HOST_IMAGE_NOT_POSSIBLE
+    assert "usrmerge" in caught.value.remedy
+
+
+def test_a_build_that_fails_leaves_nothing_half_made(host: Path, tmp_path: Path) -> None:
+    (host / "etc/passwd").unlink()
+    with pytest.raises(AtollError) as caught:
+        build(host, tmp_path / "store")
+    assert caught.value.code == ErrorCode.HOST_IMAGE_NOT_POSSIBLE
+    assert list((tmp_path / "store/host").iterdir()) == []
