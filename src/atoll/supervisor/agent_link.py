@@ -192,9 +192,9 @@ class AgentConnection(asyncio.Protocol):
         if self._is_paused and len(self._frames) < UNREAD_FRAMES // 2 and self._transport:
             self._is_paused = False
             self._transport.resume_reading()
-        if frame.kind in (FrameKind.DONE, FrameKind.FAILED):
+        if frame.kind is FrameKind.DONE:
             self._is_busy = False
-        if frame.kind is FrameKind.FAILED:
+        if frame.kind is FrameKind.FAILED:  # perhaps the last words on this connection: it is not used again
             raise from_body(decode(decode_error, frame))
         return frame
 
