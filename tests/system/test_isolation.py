@@ -1,0 +1,227 @@
+"""What a sandbox is and sees: ids, capabilities, filter, mounts, and nothing of the host or its neighbours."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from atoll.engine.native.capabilities import MASK
+from atoll.engine.native.uid_ranges import FIRST_BASE, RANGE_SIZE
+from atoll.supervisor.machine import Machine
+from tests.conftest import Box
+
+
+async def python(box: Box, code: str) -> str:
+    output = await box.run("python3", "-c", code)
+    assert output.done.exit_code == 0, output.stderr.decode()
+    return output.stdout.decode().strip()
+
+
+async def status_of_self(box: Box) -> dict[str, str]:
+    lines = (await box.run("cat", "/proc/self/status")).stdout.decode().splitlines()
+    return {name: value.strip() for name, value in (line.split(":", 1) for line in lines)}
+
+
+async def test_root_inside_is_nobody_outside(box: Box) -> None:
+    assert await box.text("id -u") == "0"
+    assert await box.text("cat /proc/self/uid_map") == await box.text("cat /proc/self/gid_map")
+    inside, outside, count = (await box.text("cat /proc/self/uid_map")).split()
+    assert (int(inside), int(outside), int(count)) == (0, box.live.uid_base, RANGE_SIZE)
+    assert os.stat(f"/proc/{box.live.process.pid}").st_uid in (0, box.live.uid_base)
+    host_view = Path(f"/proc/{box.live.process.pid}/status").read_text()
+    assert re.search(rf"^Uid:\t{box.live.uid_base}\t", host_view, re.MULTILINE)
+
+
+async def test_seven_namespaces_are_its_own(box: Box) -> None:
+    for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
+        assert os.readlink(f"/proc/{box.live.process.pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}"), kind
+
+
+async def test_fourteen_capabilities_no_new_privileges_and_a_filter(box: Box) -> None:
+    status = await status_of_self(box)
+    for name in ("CapPrm", "CapEff", "CapBnd"):
+        assert int(status[name], 16) == MASK == 0xA80425FB, name
+    assert int(status["CapInh"], 16) == int(status["CapAmb"], 16) == 0
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+
+
+async def test_the_host_name_is_the_id(box: Box) -> None:
+    name = str(box.live.id)
+    assert await box.text("hostname; cat /etc/hostname") == f"{name}\n{name}"
+    assert name in await box.text("cat /etc/hosts")
+
+
+async def test_pid_1_tells_nothing_of_the_host(box: Box, machine: Machine) -> None:
+    output = await box.run("cat", "/proc/1/cmdline")
+    assert output.stdout.rstrip(b"\0") == b"atoll-agent"
+    assert await box.text("cat /proc/1/comm") == "atoll-agent"
+    for name in ("environ", "maps", "mem", "auxv", "stack", "syscall"):
+        assert (await box.run("cat", f"/proc/1/{name}")).done.exit_code != 0, name
+    for name in ("fd", "map_files", "root/", "cwd/"):
+        assert (await box.run("ls", f"/proc/1/{name}")).done.exit_code != 0, name
+    for name in ("exe", "cwd", "root"):
+        assert (await box.run("readlink", f"/proc/1/{name}")).stdout == b"", name
+
+
+async def test_the_table_of_mounts_tells_nothing_of_the_host(box: Box, machine: Machine) -> None:
+    mounts = await box.text("cat /proc/mounts /proc/self/mountinfo")
+    words = set(re.split(r"[\s,=:]+", mounts))
+    state = str(machine.record(box.live.id).agent_socket).rsplit("/run/", 1)[0]
+    assert state not in mounts
+    paths = {word for word in words if word.startswith("/")}
+    allowed = ("/dev", "/proc", "/sys", "/usr", "/bus", "/fs", "/irq", "/null", "/empty", "/")
+    assert all(path == "/" or path.startswith(allowed[:-1]) for path in paths), paths
+
+
+async def test_nothing_of_the_host_is_there(host_box: Box) -> None:
+    assert await host_box.text("ls -A /root /home /workspace /tmp /srv /opt /mnt | grep -v : || true") == ""
+    host_etc = set(os.listdir("/etc"))
+    inside = set((await host_box.text("ls -A /etc")).split())
+    assert "machine-id" not in host_etc or await host_box.text("cat /etc/machine-id") == ""
+    assert not inside & {"sudoers", "crypttab", "gitconfig", "pip.conf", "npmrc"}
+    assert await host_box.text("find /etc -name '*_key' -o -name '*.key' | wc -l") == "0"
+    shadow = await host_box.text("cat /etc/shadow")
+    assert all(line.split(":")[1] == "*" for line in shadow.splitlines())
+    assert not await host_box.text("ls -A /var/log /var/mail /var/spool | grep -v -e : -e apt || true")
+
+
+async def test_proc_and_sys_are_masked(box: Box) -> None:
+    for name in ("/proc/kallsyms", "/proc/config.gz", "/proc/cmdline", "/proc/keys", "/proc/timer_list", "/proc/kcore"):
+        assert await box.text(f"if [ -e {name} ]; then head -c 10 {name} | wc -c; else echo 0; fi") == "0", name
+    for name in ("/sys/firmware", "/sys/block", "/proc/acpi"):
+        assert await box.text(f"ls -A {name} 2>/dev/null | wc -l") == "0", name
+    for name in ("/proc/sys/kernel/hostname", "/proc/sys/vm/drop_caches", "/proc/irq/default_smp_affinity"):
+        assert (await box.sh(f"echo x >{name}")).done.exit_code != 0, name
+    assert (await box.sh("echo b >/proc/sysrq-trigger; mkdir /sys/x; touch /sys/kernel/x")).done.exit_code != 0
+
+
+async def test_dev_holds_the_usual_and_is_read_only(box: Box) -> None:
+    names = set((await box.text("ls /dev")).split())
+    assert names == {
+        "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom",
+        "zero",
+    }  # fmt: skip
+    assert (await box.sh("touch /dev/x || mknod /dev/sda b 8 0 || rm /dev/null")).done.exit_code != 0
+    assert await box.text("echo x >/dev/null; head -c 4 /dev/zero | wc -c; echo y >/dev/shm/f; cat /dev/shm/f") == "4\ny"
+    assert (await box.sh("mknod /tmp/disk b 8 0")).done.exit_code != 0
+
+
+async def test_loopback_is_up_and_there_is_no_way_out(host_box: Box) -> None:
+    assert await python(host_box, "import socket; print([name for _, name in socket.if_nameindex()])") == "['lo']"
+    echo = """
+import socket, threading
+server = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=lambda: server.accept()[0].sendall(b"hello")).start()
+print(socket.create_connection(server.getsockname()).recv(5).decode())
+"""
+    assert await python(host_box, echo) == "hello"
+    away = "import socket; s = socket.socket(); s.settimeout(5); print(s.connect_ex(('192.0.2.1', 80)))"
+    assert int(await python(host_box, away)) != 0
+
+
+DENIED = {
+    "unshare(NEWUSER)": (272, [0x10000000], 1),
+    "unshare(NEWNS)": (272, [0x20000], 1),
+    "setns": (308, [0, 0], 1),
+    "clone(NEWUSER)": (56, [0x10000000 | 17, 0, 0, 0, 0], 38),
+    "clone3": (435, [0, 0], 38),
+    "mount": (165, [0, 0, 0, 0, 0], 1),
+    "umount2": (166, [0, 0], 1),
+    "pivot_root": (155, [0, 0], 1),
+    "open_tree": (428, [0, 0, 0], 1),
+    "fsopen": (430, [0, 0], 1),
+    "mount_setattr": (442, [0, 0, 0, 0, 0], 1),
+    "keyctl": (250, [0, 0, 0], 1),
+    "add_key": (248, [0, 0, 0, 0, 0], 1),
+    "bpf": (321, [0, 0, 0], 1),
+    "perf_event_open": (298, [0, 0, 0, 0, 0], 1),
+    "userfaultfd": (323, [0], 1),
+    "io_uring_setup": (425, [1, 0], 1),
+    "ptrace": (101, [16, 1, 0, 0], 1),
+    "process_vm_readv": (310, [1, 0, 0, 0, 0, 0], 1),
+    "kcmp": (312, [1, 1, 0, 0, 0], 1),
+    "open_by_handle_at": (304, [0, 0, 0], 1),
+    "syslog": (103, [3, 0, 0], 1),
+    "reboot": (169, [0, 0, 0], 1),
+    "init_module": (175, [0, 0, 0], 1),
+    "kexec_load": (246, [0, 0, 0, 0], 1),
+    "settimeofday": (164, [0, 0], 1),
+    "personality(ADDR_NO_RANDOMIZE)": (135, [0x40000], 38),
+    "a number nobody knows": (500, [0], 38),
+    "an x32 call": (0x40000000 + 39, [], 38),
+    "socket(AF_VSOCK)": (41, [40, 1, 0], 97),
+    "socket(AF_PACKET)": (41, [17, 3, 0], 97),
+    "socket(AF_ALG)": (41, [38, 5, 0], 97),
+    "socket(NETLINK_AUDIT)": (41, [16, 3, 9], 93),
+    "socket(NETLINK_NETFILTER)": (41, [16, 3, 12], 93),
+    "socket(SCTP)": (41, [2, 1, 132], 38),
+    "socket(MPTCP)": (41, [2, 1, 262], 93),
+}
+
+
+@pytest.fixture(scope="module")
+def probe() -> str:
+    return """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for line in sys.stdin:
+    number, *arguments = map(int, line.split())
+    result = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
+    print(ctypes.get_errno() if result == -1 else 0, flush=True)
+"""
+
+
+async def test_the_filter_denies_what_it_says_with_the_errno_it_says(host_box: Box, probe: str) -> None:
+    lines = "".join(f"{number} {' '.join(map(str, arguments))}\n" for number, arguments, _ in DENIED.values())
+    output = await host_box.run("python3", "-c", probe, stdin=lines.encode())
+    answers = dict(zip(DENIED, map(int, output.stdout.split()), strict=True))
+    assert answers == {name: errno for name, (_, _, errno) in DENIED.items()}
+
+
+async def test_the_same_probe_gets_other_answers_without_the_filter(probe: str) -> None:
+    """So that the test above cannot pass because the probe is broken."""
+    harmless = {"unshare(nothing)": (272, [0]), "socket(AF_PACKET)": (41, [17, 3, 0]), "syslog": (103, [10, 0, 0])}
+    lines = "".join(f"{number} {' '.join(map(str, arguments))}\n" for number, arguments in harmless.values())
+    answers = subprocess.run([sys.executable, "-c", probe], input=lines.encode(), capture_output=True, check=True).stdout
+    assert answers.split() == [b"0"] * len(harmless)
+
+
+async def test_two_sandboxes_share_no_ids_no_random_state_and_no_namespace(neighbours: tuple[Box, Box]) -> None:
+    one, other = neighbours
+    assert one.live.uid_base != other.live.uid_base
+    for box in neighbours:
+        assert (box.live.uid_base - FIRST_BASE) % RANGE_SIZE == 0
+    for kind in ("user", "mnt", "pid", "net", "ipc", "uts"):
+        links = {os.readlink(f"/proc/{box.live.process.pid}/ns/{kind}") for box in neighbours}
+        assert len(links) == 2, kind
+
+
+def test_a_cloned_process_draws_its_own_random_numbers() -> None:
+    """A bare clone3, without Python's hooks around it, would give every agent the same generator."""
+    code = """
+import os, random
+from atoll.engine.native.syscalls import Namespace, clone3
+for _ in range(8):
+    pid, _ = clone3(Namespace(0))
+    if pid == 0:
+        print(random.random(), flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+    drawn = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.split()
+    assert len(drawn) == len(set(drawn)) == 8
+
+
+async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Box]) -> None:
+    for box in neighbours:
+        links = [os.readlink(path) for path in Path(f"/proc/{box.live.process.pid}/fd").iterdir()]
+        kinds = Counter(link.partition(":")[0] if link.startswith("socket:") else link.rpartition("/")[2] for link in links)
+        sockets = kinds.pop("socket")
+        assert kinds == {"null": 3, "anon_inode:[eventpoll]": 1, "oom_score_adj": 1, "uid-ranges": 1}
+        assert sockets <= 4, "the listener, the loop's own pair and a connection from the host"
