@@ -13,9 +13,14 @@ from atoll.agent.main import Agent
 def parse_listener() -> socket.socket:
     parser = argparse.ArgumentParser(prog="python -m atoll.agent", description="The Atoll agent, PID 1 of a sandbox.")
     parser.add_argument("--listener", type=int, required=True, metavar="FD", help="a listening Unix socket")
-    listener = socket.socket(fileno=parser.parse_args().listener)
-    if listener.family != socket.AF_UNIX or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        parser.error("--listener must be a listening Unix socket")
+    fd = parser.parse_args().listener
+    try:
+        listener = socket.socket(fileno=fd)
+        is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as cause:
+        parser.error(f"--listener {fd}: {cause.strerror}; it must be a listening Unix socket")
+    if listener.family != socket.AF_UNIX or not is_listening:
+        parser.error(f"--listener {fd} must be a listening Unix socket")
     listener.set_inheritable(False)
     return listener
 

@@ -20,8 +20,7 @@ class ImageCatalog:
         self._skeleton = store / ".skeleton"
 
     def names(self) -> list[str]:
-        added = (path.name for path in self._store.glob("*/root") if path.parent.name != HOST)
-        return [HOST, *sorted(name.parent.name if isinstance(name, Path) else name for name in added)]
+        return [HOST, *sorted(root.parent.name for root in self._store.glob("[!.]*/root"))]
 
     def resolve(self, name: str) -> Rootfs:
         """What `name` stands for now."""

@@ -51,6 +51,10 @@ class NativeEngine:
         self._nursery: NurseryProcess | None = None
         self._starting = asyncio.Lock()
 
+    @property
+    def nursery_pid(self) -> int | None:
+        return self._nursery.pid if self._nursery else None
+
     async def start(self, spec: SandboxSpec) -> LiveSandbox:
         nursery = await self._running_nursery()
         launch = orders.Launch(
@@ -93,7 +97,10 @@ class NativeEngine:
 
     async def _running_nursery(self) -> NurseryProcess:
         async with self._starting:
-            if self._nursery is None or self._nursery.has_ended:
+            if self._nursery and self._nursery.has_ended:
+                await self._nursery.close()
+                self._nursery = None
+            if self._nursery is None:
                 exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
                 self._nursery = await NurseryProcess.start(self._runtime, exposures, self._embryos)
             return self._nursery
@@ -114,6 +121,7 @@ class NurseryProcess:
     """A running nursery and the launches it has not answered yet."""
 
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, log: Path) -> None:
+        self.pid = process.pid
         self._process = process
         self._channel = channel
         self._log = log

@@ -96,7 +96,9 @@ class Nursery:
     def _read_report(self, birth: Birth) -> None:
         self._under_way -= 1
         self._selector.unregister(birth.embryo.channel)
-        report = birth.embryo.channel.recv(4096)
+        report = b""
+        with suppress(ConnectionResetError):  # it was killed with our order unread
+            report = birth.embryo.channel.recv(4096)
         if report == launcher.READY:
             self._announce(birth)
         else:

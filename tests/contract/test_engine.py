@@ -1,0 +1,302 @@
+"""What every engine promises: start, stop, wait, and nothing left behind, also when its own processes are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from atoll.engine.native import uid_ranges
+from atoll.engine.native.engine import NativeEngine
+from atoll.images.catalog import ImageCatalog
+from atoll.images.host import HostImage
+from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.messages import Exec
+from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.machine import Machine
+
+
+@pytest.fixture
+async def own(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Machine]:
+    """A machine of the test's own, whose nursery it may kill."""
+    async with Machine(tmp_path / "state", tmp_path / "run") as machine:
+        machine.images.add("busybox", busybox_root)
+        yield machine
+
+
+def children_of(pid: int) -> set[int]:
+    return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def nursery_of(machine: Machine) -> int:
+    assert isinstance(machine.engine, NativeEngine)
+    assert machine.engine.nursery_pid
+    return machine.engine.nursery_pid
+
+
+async def run(live_socket: Path, *argv: str) -> bytes:
+    async with AgentLink(live_socket) as link:
+        return (await link.run(Exec(argv=list(argv)))).stdout
+
+
+async def test_a_started_sandbox_answers_and_a_stopped_one_is_gone(own: Machine) -> None:
+    live = await own.create("one", image="busybox")
+    assert await run(live.agent_socket, "echo", "hello") == b"hello\n"
+    assert Path(f"/proc/{live.process.pid}").exists()
+    await own.engine.stop(live)
+    await own.engine.stop(live)
+    assert not live.agent_socket.exists()
+    status = Path(f"/proc/{live.process.pid}/status")
+    assert not status.exists() or "zombie" in status.read_text()
+
+
+async def test_stopping_ends_everything_that_ran_inside(own: Machine) -> None:
+    live = await own.create("one", image="busybox")
+    await run(live.agent_socket, "sh", "-c", "setsid sleep 5555 & sleep 5555 & :")
+    namespace = os.readlink(f"/proc/{live.process.pid}/ns/pid")
+    assert len(processes_in(namespace)) == 3
+    await own.destroy(live)
+    while processes_in(namespace):
+        await asyncio.sleep(0.01)
+
+
+def processes_in(namespace: str) -> list[str]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                    found.append(name)
+            except OSError:
+                continue
+    return found
+
+
+async def test_wait_returns_when_somebody_else_kills_it(own: Machine) -> None:
+    live = await own.create("one", image="busybox")
+    waiting = [asyncio.create_task(own.engine.wait(live)) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in waiting)
+    os.kill(live.process.pid, signal.SIGKILL)
+    await asyncio.gather(*waiting)
+    await own.destroy(live)
+
+
+async def test_many_at_once(own: Machine) -> None:
+    lives = await asyncio.gather(*(own.create(f"many-{number}", image="busybox") for number in range(40)))
+    answers = await asyncio.gather(*(run(live.agent_socket, "hostname") for live in lives))
+    assert answers == [f"many-{number}\n".encode() for number in range(40)]
+    assert len({live.uid_base for live in lives}) == 40
+    await asyncio.gather(*(own.destroy(live) for live in lives))
+
+
+async def test_destroying_leaves_no_file_behind(own: Machine, tmp_path: Path) -> None:
+    live = await own.create("one", image="busybox")
+    await run(live.agent_socket, "sh", "-c", "mkdir -p /a/b; echo x >/a/b/c; ln -s /etc/passwd /a/link; chmod 000 /a/b")
+    await own.destroy(live)
+    await own.destroy(live)
+    assert list((tmp_path / "state/disks").iterdir()) == list((tmp_path / "state/records").iterdir()) == []
+    assert Path("/etc/passwd").exists()
+    live = await own.create("one", image="busybox")
+    assert await run(live.agent_socket, "ls", "/") and not await run(live.agent_socket, "ls", "/workspace")
+    await own.destroy(live)
+
+
+async def test_sandboxes_outlive_the_nursery_and_the_next_start_makes_a_new_one(own: Machine) -> None:
+    first = await own.create("first", image="busybox")
+    nursery = nursery_of(own)
+    os.kill(nursery, signal.SIGKILL)
+    assert await run(first.agent_socket, "echo", "alive") == b"alive\n"
+    second = await retry(lambda: own.create("second", image="busybox"))
+    assert await run(second.agent_socket, "echo", "new") == b"new\n"
+    assert nursery_of(own) != nursery
+    assert first.uid_base != second.uid_base
+    await asyncio.gather(own.destroy(first), own.destroy(second))
+
+
+async def retry(create):  # type: ignore[no-untyped-def]
+    """A start that met the dying nursery is a typed error, and the next one works."""
+    try:
+        return await create()
+    except AtollError as error:
+        assert error.code == ErrorCode.NURSERY_FAILED
+        return await create()
+
+
+async def test_embryos_end_with_their_nursery(own: Machine) -> None:
+    live = await own.create("one", image="busybox")
+    nursery = nursery_of(own)
+    while len(embryos := children_of(nursery) - {live.process.pid}) < 2:
+        await asyncio.sleep(0.01)
+    os.kill(nursery, signal.SIGKILL)
+    while any(Path(f"/proc/{pid}/comm").exists() and not is_zombie(pid) for pid in embryos):
+        await asyncio.sleep(0.01)
+    assert await run(live.agent_socket, "echo", "alive") == b"alive\n"
+    await own.destroy(live)
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+
+
+async def test_an_embryo_that_was_killed_costs_nobody_a_sandbox(own: Machine) -> None:
+    await own.destroy(await own.create("zero", image="busybox"))
+    nursery = nursery_of(own)
+    while len(embryos := children_of(nursery)) < 2:
+        await asyncio.sleep(0.01)
+    for pid in embryos:
+        os.kill(pid, signal.SIGKILL)
+    lives = await asyncio.gather(*(own.create(f"after-{number}", image="busybox") for number in range(4)))
+    assert [await run(live.agent_socket, "echo", "x") for live in lives] == [b"x\n"] * 4
+    await asyncio.gather(*(own.destroy(live) for live in lives))
+
+
+async def test_without_embryos_sandboxes_are_made_on_demand(tmp_path: Path, busybox_root: Path) -> None:
+    engine = NativeEngine(tmp_path / "state", tmp_path / "run", embryos=0)
+    async with Machine(tmp_path / "state", tmp_path / "run", engine=engine) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox")
+        assert await run(live.agent_socket, "hostname") == b"one\n"
+        await machine.destroy(live)
+
+
+async def test_a_cancelled_start_leaves_no_sandbox(own: Machine) -> None:
+    await own.destroy(await own.create("zero", image="busybox"))
+    nursery = nursery_of(own)
+    task = asyncio.create_task(own.create("never", image="busybox"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    live = await own.create("never", image="busybox")
+    while len(children_of(nursery)) > 3:  # this one and two embryos
+        await asyncio.sleep(0.01)
+    await own.destroy(live)
+
+
+async def test_uid_ranges_are_unique_on_the_machine_and_given_back_by_death(tmp_path: Path) -> None:
+    path = str(tmp_path / "locks/uid-ranges")
+    one, other = uid_ranges.UidRanges(path), uid_ranges.UidRanges(path)
+    taken = [ranges.take() for ranges in (one, other) for _ in range(50)]
+    assert len({base for base, _ in taken}) == 100
+    holder = subprocess.Popen(["sleep", "60"], pass_fds=[taken[0][1]])
+    for _, fd in taken:
+        os.close(fd)
+    everything = [one.take() for _ in range(uid_ranges.RANGES - 1)]
+    with pytest.raises(AtollError) as caught:
+        one.take()
+    assert caught.value.code == ErrorCode.UID_RANGES_EXHAUSTED
+    holder.kill()
+    holder.wait()
+    base, fd = one.take()
+    assert base == taken[0][0]
+    for held in [*(fd for _, fd in everything), fd]:
+        os.close(held)
+
+
+# Bad input: typed, with a remedy, and nothing half-made.
+
+
+def leftovers(machine: Machine, tmp_path: Path) -> list[Path]:
+    return [*(tmp_path / "state/disks").glob("*"), *(tmp_path / "state/records").glob("*")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"sandbox_id": "No Good"}, ErrorCode.INVALID_SANDBOX_ID),
+        ({"image": "nowhere"}, ErrorCode.IMAGE_NOT_FOUND),
+        ({"image": "../../etc"}, ErrorCode.INVALID_IMAGE_NAME),
+        ({"limits": "gigantic"}, ErrorCode.INVALID_LIMITS),
+        ({"limits": {"memory": "1KB"}}, ErrorCode.INVALID_LIMITS),
+        ({"env": {"BIG": "x" * 300_000}}, ErrorCode.INVALID_REQUEST),
+    ],
+)
+async def test_bad_input_is_refused_before_anything_is_made(
+    own: Machine, tmp_path: Path, arguments: dict[str, object], code: ErrorCode
+) -> None:
+    with pytest.raises(AtollError) as caught:
+        await own.create(**({"sandbox_id": "fine", "image": "busybox"} | arguments))  # type: ignore[arg-type]
+    assert caught.value.code == code
+    assert caught.value.remedy
+    assert not leftovers(own, tmp_path)
+
+
+async def test_an_unknown_image_lists_the_known(own: Machine) -> None:
+    with pytest.raises(LookupError, match="host, busybox"):
+        await own.create("x", image="nowhere")
+
+
+async def test_an_id_that_is_taken_is_refused_and_the_first_is_not_harmed(own: Machine) -> None:
+    live = await own.create("one", image="busybox")
+    with pytest.raises(FileExistsError):
+        await own.create("one", image="busybox")
+    assert await run(live.agent_socket, "echo", "x") == b"x\n"
+    await own.destroy(live)
+
+
+async def test_an_image_that_cannot_be_idmapped_is_named(tmp_path: Path, busybox_root: Path) -> None:
+    """An overlay is such a file system: what /usr is when Atoll itself runs in a container."""
+    overlay = tmp_path / "usr"
+    for name in ("usr", "upper", "work"):
+        (tmp_path / name).mkdir()
+    options = f"lowerdir=/usr/share/doc,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, overlay], check=True)
+    try:
+        engine = NativeEngine(tmp_path / "state", tmp_path / "run", exposed=(overlay,))
+        images = ImageCatalog(tmp_path / "state/images", HostImage(tmp_path / "state/images", usr=overlay))
+        async with Machine(tmp_path / "state", tmp_path / "run", engine=engine, images=images) as machine:
+            with pytest.raises(AtollError) as caught:
+                await machine.create("one")
+            assert caught.value.code == ErrorCode.LAYER_NOT_IDMAPPABLE
+            assert "ext4" in caught.value.remedy
+            assert not leftovers(machine, tmp_path)
+            images.add("busybox", busybox_root)
+            await machine.destroy(await machine.create("one", image="busybox"))
+    finally:
+        subprocess.run(["umount", overlay], check=True)
+
+
+async def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(AtollError) as caught:
+        Machine(tmp_path / "file/state", tmp_path / "run")
+    assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
+
+
+def test_without_root_it_says_so(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from atoll.engine.native.engine import NativeEngine
+from atoll.protocol.errors import AtollError
+from pathlib import Path
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    NativeEngine(Path(sys.argv[1]), Path(sys.argv[1]))
+except PermissionError as error:
+    print(error.code, "|", error.remedy)
+"""
+    shown = subprocess.run([sys.executable, "-c", code, tmp_path / "s"], capture_output=True, text=True)
+    assert shown.stdout.startswith("NOT_ROOT | "), shown.stderr
+    assert "sudo" in shown.stdout
+    assert not (tmp_path / "s").exists()
+
+
+async def test_a_nursery_that_cannot_open_says_why(tmp_path: Path) -> None:
+    engine = NativeEngine(tmp_path / "state", tmp_path / "run", exposed=(Path("/no/such/usr"),))
+    async with Machine(tmp_path / "state", tmp_path / "run", engine=engine) as machine:
+        with pytest.raises(AtollError) as caught:
+            await machine.create("one")
+        assert caught.value.code == ErrorCode.NURSERY_FAILED
+        assert "No such file" in caught.value.message
+        assert not leftovers(machine, tmp_path)

@@ -1,0 +1,53 @@
+"""The agent as a program of its own, for engines that exec it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from atoll.protocol.messages import Exec
+from atoll.supervisor.agent_link import AgentLink
+
+
+async def test_the_agent_runs_as_pid_1_of_a_namespace_and_serves_the_host(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        process = subprocess.Popen(
+            ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-m", "atoll.agent"]
+            + ["--listener", str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            env={"PATH": "/usr/bin:/bin", "COLOUR": "blue"},
+        )
+    async with AgentLink(path) as link:
+        output = await link.run(Exec(argv=["sh", "-c", "echo $PPID $COLOUR; cat /proc/1/cmdline | tr '\\0' ' '"]))
+    assert output.stdout.startswith(b"1 blue\n")
+    process.kill()  # unshare; --kill-child takes the agent along
+    process.wait()
+
+
+async def test_the_agent_turns_away_whoever_shares_its_pid_namespace(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "atoll.agent", "--listener", str(listener.fileno())], pass_fds=[listener.fileno()]
+        )
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+        assert peer.recv(1) == b"", "not a byte for a neighbour"
+    process.kill()
+    process.wait()
+
+
+def test_anything_but_a_listening_unix_socket_is_refused() -> None:
+    for arguments, said in (([], "--listener"), (["--listener", "x"], "invalid int"), (["--listener", "0"], "listening")):
+        shown = subprocess.run(
+            [sys.executable, "-m", "atoll.agent", *arguments], capture_output=True, text=True, stdin=subprocess.PIPE
+        )
+        assert shown.returncode == 2
+        assert said in shown.stderr

@@ -1,0 +1,95 @@
+"""ARCHITECTURE.md against the tree: its map names every file, and imports go only where its rules allow."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src/atoll"
+DOCUMENT = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in SOURCE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The part a module belongs to: its first folder, and `engine/native` apart from `engine`."""
+    parts = path.relative_to(SOURCE).parts
+    if parts[:2] == ("engine", "native"):
+        return "engine/native"
+    return parts[0] if len(parts) > 1 else "atoll"
+
+
+def imported_parts(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [node.module or ""] + [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            words = name.split(".")
+            if words[0] == "atoll" and len(words) > 1 and (SOURCE / words[1]).is_dir():
+                found.add("engine/native" if words[1:3] == ["engine", "native"] else words[1])
+    return found
+
+
+def rules() -> dict[str, set[str]]:
+    """The table "part | may import" in ARCHITECTURE.md."""
+    rows = re.findall(r"^\| `([a-z_/]+)` \| ([^|]+) \|$", DOCUMENT, re.MULTILINE)
+    return {part: set(re.findall(r"`([a-z_/]+)`", allowed)) for part, allowed in rows}
+
+
+def test_there_is_a_rule_for_every_part() -> None:
+    assert set(rules()) == {part_of(path) for path in modules()} - {"atoll"}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    part = part_of(path)
+    if part != "atoll":
+        assert imported_parts(path) <= rules()[part] | {part}
+
+
+def mapped_files() -> set[str]:
+    """The files named in the map: a folder on a line, indented names below it."""
+    block = re.search(r"```\nsrc/atoll/\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert block, "ARCHITECTURE.md has no map"
+    found, folder = set(), ""
+    for line in block[1].splitlines():
+        name = line.split()[0] if line.strip() else ""
+        if name.endswith("/"):
+            folder = name
+        elif name:
+            found.add(name if len(line) - len(line.lstrip()) == 2 else f"{folder}{name}")
+    return found
+
+
+def test_the_map_names_every_file_and_no_other() -> None:
+    tree = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    silent = {name for name in tree if name.endswith(("__init__.py", "py.typed"))}
+    assert mapped_files() == tree - silent
+
+
+def test_files_the_document_names_exist() -> None:
+    for name in re.findall(r"`((?:src|tests|benches|scripts|examples|docs)/[\w./-]+)`", DOCUMENT):
+        assert (ROOT / name).exists(), name
+
+
+def test_the_walk_of_one_exec_names_real_functions() -> None:
+    for module, function in re.findall(r"`([a-z_/]+\.py)`: `([\w.]+)`", DOCUMENT):
+        source = (SOURCE / module).read_text()
+        for name in function.split("."):
+            assert re.search(rf"(class|def) {name}\b", source), f"{module} has no {name}"
+
+
+def test_the_shipped_seccomp_filter_is_the_generated_one() -> None:
+    subprocess.run([ROOT / "scripts/build_seccomp.py", "--check"], check=True)
