@@ -242,7 +242,7 @@ def report(times: dict[str, list[float]]) -> None:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     rounds = parser.parse_args().rounds
     with ExitStack() as stack:

@@ -74,7 +74,11 @@ def mapped_files() -> set[str]:
 
 
 def test_the_map_names_every_file_and_no_other() -> None:
-    tree = {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    tree = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     silent = {name for name in tree if name.endswith(("__init__.py", "py.typed"))}
     assert mapped_files() == tree - silent
 

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from atoll.engine.base import LiveSandbox
 from atoll.engine.native import uid_ranges
 from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
@@ -120,7 +121,7 @@ async def test_sandboxes_outlive_the_nursery_and_the_next_start_makes_a_new_one(
     await asyncio.gather(own.destroy(first), own.destroy(second))
 
 
-async def retry(create):  # type: ignore[no-untyped-def]
+async def retry(create: Callable[[], Awaitable[LiveSandbox]]) -> LiveSandbox:
     """A start that met the dying nursery is a typed error, and the next one works."""
     try:
         return await create()

@@ -193,7 +193,9 @@ async def test_a_command_leads_its_own_session_and_signals_are_at_their_defaults
     stat = (await box.run("cat", "/proc/self/stat")).stdout.decode().split()
     pid, _, _, _, group, session = stat[:6]
     assert pid == group == session
-    status = dict(line.split(":", 1) for line in (await box.run("cat", "/proc/self/status")).stdout.decode().splitlines())
+    status = dict(
+        line.split(":", 1) for line in (await box.run("cat", "/proc/self/status")).stdout.decode().splitlines()
+    )
     assert int(status["SigIgn"], 16) == int(status["SigBlk"], 16) == 0
     assert int(await box.text("umask"), 8) == 0o022
 

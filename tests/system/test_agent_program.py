@@ -10,6 +10,8 @@ from pathlib import Path
 from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
 
 async def test_the_agent_runs_as_pid_1_of_a_namespace_and_serves_the_host(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
@@ -17,8 +19,7 @@ async def test_the_agent_runs_as_pid_1_of_a_namespace_and_serves_the_host(tmp_pa
         listener.bind(str(path))
         listener.listen()
         process = subprocess.Popen(
-            ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-m", "atoll.agent"]
-            + ["--listener", str(listener.fileno())],
+            [*UNSHARE, sys.executable, "-m", "atoll.agent", "--listener", str(listener.fileno())],
             pass_fds=[listener.fileno()],
             env={"PATH": "/usr/bin:/bin", "COLOUR": "blue"},
         )
@@ -45,7 +46,11 @@ async def test_the_agent_turns_away_whoever_shares_its_pid_namespace(tmp_path: P
 
 
 def test_anything_but_a_listening_unix_socket_is_refused() -> None:
-    for arguments, said in (([], "--listener"), (["--listener", "x"], "invalid int"), (["--listener", "0"], "listening")):
+    for arguments, said in (
+        ([], "--listener"),
+        (["--listener", "x"], "invalid int"),
+        (["--listener", "0"], "listening"),
+    ):
         shown = subprocess.run(
             [sys.executable, "-m", "atoll.agent", *arguments], capture_output=True, text=True, stdin=subprocess.PIPE
         )

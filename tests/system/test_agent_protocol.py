@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import AsyncIterator
 
 import pytest
 
@@ -50,7 +49,9 @@ async def test_the_agent_hangs_up_on_noise_and_serves_the_next(box: Box, noise: 
     assert await box.text("echo next") == "next"
 
 
-@pytest.mark.parametrize("message", [b"", b"\xc1", b"\x80", encode_message({"type": "explode"}), encode_message([1, 2])])
+@pytest.mark.parametrize(
+    "message", [b"", b"\xc1", b"\x80", encode_message({"type": "explode"}), encode_message([1, 2])]
+)
 async def test_a_call_that_makes_no_sense_is_an_error_and_keeps_the_connection(box: Box, message: bytes) -> None:
     reader, writer = await connect(box)
     for payload, kind in ((message, FrameKind.FAILED), (encode_message(Ping()), FrameKind.DONE)):

@@ -56,7 +56,10 @@ async def test_python_node_git_and_gcc_are_there(host_box: Box) -> None:
 
 
 async def test_python_is_the_systems_and_not_one_the_host_keeps_elsewhere(host_box: Box) -> None:
-    assert await host_box.text("command -v python3; python3 -c 'import sys; print(sys.prefix)'") == "/usr/bin/python3\n/usr"
+    assert (
+        await host_box.text("command -v python3; python3 -c 'import sys; print(sys.prefix)'")
+        == "/usr/bin/python3\n/usr"
+    )
 
 
 async def test_python_threads_and_processes(host_box: Box) -> None:
@@ -130,7 +133,9 @@ async def test_pip_installs_a_wheel(host_box: Box, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("tiny_thing.py", "answer = 42\n")
         archive.writestr("tiny_thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.0\n")
-        archive.writestr("tiny_thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "tiny_thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr("tiny_thing-1.0.dist-info/RECORD", "")
     await put(host_box, wheel.name, wheel.read_bytes())
     await host_box.text(f"pip install --no-index ./{wheel.name}")
@@ -143,7 +148,12 @@ async def test_python_venv(host_box: Box) -> None:
 
 async def test_usr_can_be_written_renamed_and_deleted(host_box: Box) -> None:
     await host_box.text("echo mine >/usr/bin/true && rm /usr/bin/env && mv /usr/share/doc /usr/share/docs")
-    assert await host_box.text("cat /usr/bin/true; ls /usr/share/docs | wc -l | grep -v ^0$ >/dev/null; ls /usr/bin/env || true") == "mine"
+    assert (
+        await host_box.text(
+            "cat /usr/bin/true; ls /usr/share/docs | wc -l | grep -v ^0$ >/dev/null; ls /usr/bin/env || true"
+        )
+        == "mine"
+    )
     assert Path("/usr/bin/env").exists() and Path("/usr/share/doc").exists()
 
 
@@ -156,7 +166,9 @@ async def test_what_is_written_belongs_to_no_range_of_ids_on_disk(host_box: Box,
 
 
 async def test_files_of_the_image_belong_to_root(host_box: Box) -> None:
-    assert await host_box.text("stat -c %U:%G /usr/bin/env /etc/passwd /usr /dev/null /workspace | sort -u") == "root:root"
+    assert (
+        await host_box.text("stat -c %U:%G /usr/bin/env /etc/passwd /usr /dev/null /workspace | sort -u") == "root:root"
+    )
 
 
 async def test_a_sandbox_records_the_state_of_the_host_it_was_made_on(host_box: Box, machine: Machine) -> None:

@@ -108,7 +108,9 @@ async def test_dev_holds_the_usual_and_is_read_only(box: Box) -> None:
         "zero",
     }  # fmt: skip
     assert (await box.sh("touch /dev/x || mknod /dev/sda b 8 0 || rm /dev/null")).done.exit_code != 0
-    assert await box.text("echo x >/dev/null; head -c 4 /dev/zero | wc -c; echo y >/dev/shm/f; cat /dev/shm/f") == "4\ny"
+    assert (
+        await box.text("echo x >/dev/null; head -c 4 /dev/zero | wc -c; echo y >/dev/shm/f; cat /dev/shm/f") == "4\ny"
+    )
     assert (await box.sh("mknod /tmp/disk b 8 0")).done.exit_code != 0
 
 
@@ -188,7 +190,9 @@ async def test_the_same_probe_gets_other_answers_without_the_filter(probe: str) 
     """So that the test above cannot pass because the probe is broken."""
     harmless = {"unshare(nothing)": (272, [0]), "socket(AF_PACKET)": (41, [17, 3, 0]), "syslog": (103, [10, 0, 0])}
     lines = "".join(f"{number} {' '.join(map(str, arguments))}\n" for number, arguments in harmless.values())
-    answers = subprocess.run([sys.executable, "-c", probe], input=lines.encode(), capture_output=True, check=True).stdout
+    answers = subprocess.run(
+        [sys.executable, "-c", probe], input=lines.encode(), capture_output=True, check=True
+    ).stdout
     assert answers.split() == [b"0"] * len(harmless)
 
 
@@ -221,7 +225,9 @@ for _ in range(8):
 async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Box]) -> None:
     for box in neighbours:
         links = [os.readlink(path) for path in Path(f"/proc/{box.live.process.pid}/fd").iterdir()]
-        kinds = Counter(link.partition(":")[0] if link.startswith("socket:") else link.rpartition("/")[2] for link in links)
+        kinds = Counter(
+            link.partition(":")[0] if link.startswith("socket:") else link.rpartition("/")[2] for link in links
+        )
         sockets = kinds.pop("socket")
         assert kinds == {"null": 3, "anon_inode:[eventpoll]": 1, "oom_score_adj": 1, "uid-ranges": 1}
         assert sockets <= 4, "the listener, the loop's own pair and a connection from the host"

@@ -10,7 +10,13 @@ from atoll.images.debian_etc import public_groups, public_users
 from atoll.images.host import HostImage, read_host_state
 from atoll.protocol.errors import AtollError, ErrorCode
 
-PASSWD = "root:x:0:0:Jane Doe,,555:/srv/jane:/bin/zsh\nwww-data:x:33:33:www:/var/www:/usr/sbin/nologin\njane:x:1000:1000:Jane:/home/jane:/bin/zsh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\nbroken\n"
+PASSWD = """\
+root:x:0:0:Jane Doe,,555:/srv/jane:/bin/zsh
+www-data:x:33:33:www:/var/www:/usr/sbin/nologin
+jane:x:1000:1000:Jane:/home/jane:/bin/zsh
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+broken
+"""
 
 
 @pytest.fixture

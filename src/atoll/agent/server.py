@@ -142,7 +142,7 @@ class HostConnection(asyncio.Protocol):
             self._transport.write(encode_frame(kind, payload))
 
     def _dismiss(self, cause: AtollError) -> None:
-        """Say why, and nothing more. The peer closes: if we did, with bytes of its own unread, it might miss the why."""
+        """Say why, and nothing more. The peer closes: if we did, with bytes of its own unread, it might miss it."""
         self._is_dismissed = True
         self._cancel()
         self._fail(cause)

@@ -80,8 +80,8 @@ class AtollError(Exception):
         self.message = message
         self.context: Context = context or {}
         self.remedy = remedy
-        if isinstance(self, OSError):
-            self.errno = self.errno_value
+        if self.errno_value is not None:
+            setattr(self, "errno", self.errno_value)  # noqa: B010 (only some branches are an OSError, and have it)
 
     def __str__(self) -> str:
         text = f"{self.message} [{self.code}]"

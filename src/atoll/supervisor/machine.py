@@ -60,6 +60,7 @@ class Machine:
         images: ImageCatalog | None = None,
         engine: Engine | None = None,
     ) -> None:
+        state, runtime = state.absolute(), runtime.absolute()
         self.engine: Engine = engine or NativeEngine(state, runtime)
         self.images = images or ImageCatalog(state / "images")
         self._storage = DirectoryStorage(state / "disks")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec
 from atoll.engine.native import orders
@@ -160,8 +161,12 @@ class NurseryProcess:
             )
         nursery = cls(process, ours, log)
         opening = orders.Opening(runtime=str(root), exposures=exposures, embryos=embryos)
-        await nursery._send(orders.encode(opening))
-        await nursery._opened
+        try:
+            await nursery._send(orders.encode(opening))
+            await nursery._opened
+        except BaseException:
+            await nursery.close()
+            raise
         return nursery
 
     def next_ticket(self) -> int:
@@ -229,7 +234,7 @@ class NurseryProcess:
         self.has_ended = True
         self._loop.remove_reader(self._channel)
         self._channel.close()
-        waiting = [*self._waiting.values(), self._opened]
+        waiting: list[asyncio.Future[Any]] = [*self._waiting.values(), self._opened]
         self._waiting.clear()
         for future in waiting:
             if not future.done():
@@ -271,10 +276,10 @@ def start_error(answer: orders.Stillborn) -> AtollError:
 async def _ended(pidfd: int) -> None:
     """Wait for the process, and close its pidfd."""
     loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
+    ended = asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
     try:
-        await ended
+        await ended.wait()
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)

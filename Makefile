@@ -1,0 +1,31 @@
+# Two commands do everything: `make run` shows a sandbox, `make test` proves it. Both install what is missing.
+
+.PHONY: run test check bench seccomp clean
+
+run: ## make a sandbox and run Python and shell code in it
+	@scripts/setup run
+	@.venv/bin/python examples/first_sandbox.py
+
+test: ## every test, with the linters
+	@scripts/setup test
+	@.venv/bin/ruff format --check --quiet .
+	@.venv/bin/ruff check --quiet .
+	@.venv/bin/mypy
+	@.venv/bin/pytest
+
+check: ## format, lint and type-check
+	@scripts/setup test
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+	@.venv/bin/mypy
+
+bench: ## how fast it is, against the kernel's own price and crun
+	@scripts/setup bench
+	@.venv/bin/python benches/cold_start.py
+
+seccomp: ## compile the system-call filter again after a change to its policy
+	@scripts/setup test
+	@scripts/build_seccomp.py
+
+clean:
+	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
