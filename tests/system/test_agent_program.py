@@ -56,3 +56,23 @@ def test_anything_but_a_listening_unix_socket_is_refused() -> None:
         )
         assert shown.returncode == 2
         assert said in shown.stderr
+
+
+def test_signals_that_somebody_ignored_or_blocked_are_at_their_defaults_again() -> None:
+    code = """
+import ctypes, signal
+from atoll.agent.main import reset_signals
+ignore = (ctypes.c_ulong * 4)(1)
+for number in (2, 10, 32, 33, 34, 64):
+    ctypes.CDLL(None).syscall(13, number, ignore, None, ctypes.c_size_t(8))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+def status():
+    lines = (line.split() for line in open("/proc/self/status") if line.startswith(("SigIgn", "SigBlk")))
+    return {name: int(value, 16) for name, value in lines}
+before = status()
+reset_signals()
+python_ignores = 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
+print(all(before.values()), status() == {"SigBlk:": 0, "SigIgn:": python_ignores})
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert shown.stdout == "True True\n", shown

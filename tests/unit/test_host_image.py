@@ -100,3 +100,15 @@ def test_a_build_that_fails_leaves_nothing_half_made(host: Path, tmp_path: Path)
         build(host, tmp_path / "store")
     assert caught.value.code == ErrorCode.HOST_IMAGE_NOT_POSSIBLE
     assert list((tmp_path / "store/host").iterdir()) == []
+
+
+def test_roots_that_no_sandbox_uses_are_forgotten(host: Path, tmp_path: Path) -> None:
+    image, roots = HostImage(tmp_path / "store", host), []
+    for moment in (1, 2, 3):
+        os.utime(host / "var/lib/dpkg/status", ns=(moment, moment))
+        roots.append(image.resolve())
+    abandoned = tmp_path / "store/host/making-4194305-x"  # a pid beyond the largest there can be
+    abandoned.mkdir()
+    image.forget({roots[0].state})
+    assert [Path(root.overlays[0].layers[0]).is_dir() for root in roots] == [True, False, True]
+    assert not abandoned.exists()

@@ -7,7 +7,7 @@ import argparse
 import os
 import socket
 
-from atoll.agent.main import Agent
+from atoll.agent.main import Agent, reset_signals
 
 
 def parse_listener() -> socket.socket:
@@ -26,4 +26,5 @@ def parse_listener() -> socket.socket:
 
 
 if __name__ == "__main__":
+    reset_signals()
     Agent(parse_listener()).run(os.environ, on_ready=lambda: None)

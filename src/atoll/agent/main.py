@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 PRELOADED = (encodings.ascii, encodings.idna, encodings.latin_1, encodings.utf_8, stringprep)
 
 _PR_SET_DUMPABLE = 4
+_SYS_RT_SIGACTION = 13  # x86-64
 _libc = ctypes.CDLL(None)
 
 
@@ -68,13 +69,23 @@ class Agent:
 
 def become_pid_1() -> None:
     """Close what a hostile neighbour in the same PID namespace could use against us."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # The default action, not "ignore": PID 1 is immune to it, and children inherit a clean slate.
-        signal.signal(number, signal.SIG_DFL)
     os.umask(0o022)
     # Without this, root inside could read our memory and descriptors in /proc/1.
     _set_dumpable(False)
     shut_import_system()
+
+
+def reset_signals() -> None:
+    """The default action for every signal, none blocked: whoever started us may have had other ideas.
+
+    "Ignore" is inherited, and commands shall start with a clean slate; PID 1 itself is immune to the default action.
+    Straight to the kernel, since the C library keeps two signals to itself. What Python handles for itself stays.
+    """
+    action = (ctypes.c_ulong * 4)()  # handler SIG_DFL, no flags, no restorer, nothing blocked meanwhile
+    for number in range(1, signal.NSIG):
+        if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ):
+            _libc.syscall(ctypes.c_long(_SYS_RT_SIGACTION), number, action, None, ctypes.c_size_t(8))
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def shut_import_system() -> None:

@@ -37,6 +37,10 @@ class ImageCatalog:
         layers = (str(root), str(self._base_layer()))
         return Rootfs(image=name, state=name, overlays=(Overlay(name="root", target="/", layers=layers),))
 
+    def forget(self, used: set[str]) -> None:
+        """Remove what no sandbox was made on and nobody can ask for any more. `used` are states of `Rootfs`."""
+        self._host.forget(used)
+
     def add(self, name: str, directory: Path) -> None:
         """Take a copy of a root file system as an image."""
         target = self._store / parse_image_name(name)

@@ -8,6 +8,7 @@ libraries or accounts change; a sandbox keeps the one it was made on.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -45,6 +46,7 @@ VAR_DIRECTORIES = (
     "var/opt",
     "var/spool",
 )
+_MAKING = "making-"  # and the builder's pid: a root under construction
 ENV = {
     # Debian keeps pip away from the system's Python, which inside is the sandbox's own.
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
@@ -75,13 +77,29 @@ class HostImage:
             self._build(root, state)
         return Rootfs(
             image=HOST,
-            state=f"{state.digest} ({state.system})",
+            state=self._label(state),
             overlays=(
                 Overlay(name="root", target="/", layers=(str(root / "root"),)),
                 Overlay(name="usr", target="/usr", layers=(str(self._usr),)),
             ),
             env=ENV,
         )
+
+    def forget(self, used: set[str]) -> None:
+        """Remove the roots of earlier states of the host, but for those that sandboxes were made on."""
+        used = used | {self._label(read_host_state(self._host))}
+        for directory in self._store.glob("*"):
+            if directory.name.startswith(_MAKING):
+                builder = directory.name.split("-")[1]
+                is_garbage = not Path(f"/proc/{builder}").exists()
+            else:
+                is_garbage = not any(state.startswith(directory.name) for state in used)
+            if is_garbage:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    @staticmethod
+    def _label(state: HostState) -> str:
+        return f"{state.digest} ({state.system})"
 
     def _check_layout(self) -> None:
         for name in MERGED:
@@ -96,7 +114,7 @@ class HostImage:
 
     def _build(self, target: Path, state: HostState) -> None:
         self._store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix="making-", dir=self._store))
+        work = Path(tempfile.mkdtemp(prefix=f"{_MAKING}{os.getpid()}-", dir=self._store))
         try:
             root = work / "root"
             root.mkdir(mode=0o755)

@@ -66,6 +66,7 @@ class Machine:
         self._storage = DirectoryStorage(state / "disks")
         self._records = state / "records"
         self._records.mkdir(mode=0o700, exist_ok=True)
+        self.images.forget({record.image_state for record in self.records()})
 
     async def __aenter__(self) -> Machine:
         return self
@@ -102,6 +103,9 @@ class Machine:
 
     def record(self, sandbox_id: SandboxId) -> SandboxRecord:
         return msgspec.json.decode(self._record_path(sandbox_id).read_bytes(), type=SandboxRecord)
+
+    def records(self) -> list[SandboxRecord]:
+        return [self.record(SandboxId(path.stem)) for path in self._records.glob("*.json")]
 
     def _write_record(self, sandbox: LiveSandbox, rootfs: Rootfs, limits: Limits) -> None:
         record = SandboxRecord(

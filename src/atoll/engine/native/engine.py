@@ -141,24 +141,25 @@ class NurseryProcess:
         _make_private_directory(root)
         log = runtime / "nursery.log"
         with theirs, log.open("wb") as stderr:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-X",
-                    "utf8",
-                    "-m",
-                    "atoll.engine.native.nursery",
-                    str(theirs.fileno()),
-                ],
-                env={},  # every sandbox's PID 1 inherits it
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            command = [sys.executable, "-I", "-X", "utf8", "-m", "atoll.engine.native.nursery", str(theirs.fileno())]
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env={},  # every sandbox's PID 1 inherits it
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=stderr,
+                    stderr=stderr,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError as cause:
+                ours.close()
+                raise error(
+                    ErrorCode.NURSERY_FAILED,
+                    f"the process that makes sandboxes cannot be started: {cause}",
+                    remedy=f"Check that {sys.executable} is a Python that runs.",
+                ) from cause
         nursery = cls(process, ours, log)
         opening = orders.Opening(runtime=str(root), exposures=exposures, embryos=embryos)
         try:

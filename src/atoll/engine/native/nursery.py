@@ -171,6 +171,7 @@ def main() -> None:
     engine = socket.socket(fileno=int(sys.argv[1]))
     engine.set_inheritable(False)
     sys.argv[1:] = []
+    agent.reset_signals()
     # Every sandbox shows this as the command line of its PID 1.
     syscalls.overwrite_arguments(launcher.PROCESS_NAME)
     syscalls.prctl(Prctl.SET_NAME, b"atoll-nursery")
