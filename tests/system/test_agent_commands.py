@@ -196,12 +196,15 @@ async def test_a_command_leads_its_own_session_and_signals_are_at_their_defaults
     status = dict(
         line.split(":", 1) for line in (await box.run("cat", "/proc/self/status")).stdout.decode().splitlines()
     )
-    assert int(status["SigIgn"], 16) == int(status["SigBlk"], 16) == 0
+    c_library_internal = 3 << 31  # 32 and 33, which glibc's posix_spawn ignores and its threads set up again
+    assert int(status["SigIgn"], 16) & ~c_library_internal == int(status["SigBlk"], 16) == 0
     assert int(await box.text("umask"), 8) == 0o022
 
 
 async def test_commands_are_killed_before_the_agent_when_memory_runs_out(box: Box) -> None:
-    assert await box.text("cat /proc/self/oom_score_adj /proc/1/oom_score_adj") == "500\n0"
+    assert await box.text("cat /proc/self/oom_score_adj") == "500"
+    # The agent's own score is raised for as long as a spawn takes, so a quick reader may still see that.
+    await box.text("while [ $(cat /proc/1/oom_score_adj) != 0 ]; do :; done")
 
 
 @pytest.mark.parametrize(

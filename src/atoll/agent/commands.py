@@ -11,10 +11,8 @@ Rules:
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import subprocess
 import sys
 import termios
 import time
@@ -22,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.agent.process_tree import ProcessTree
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.agent.spawn import Pipes, check_words, spawn
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import TIMED_OUT_EXIT_CODE, Exec, ExecDone
 
@@ -32,13 +30,11 @@ if TYPE_CHECKING:
 
     from atoll.agent.reaper import Reaper
 
-DEFAULT_DIRECTORY = "/workspace"
 READ_SIZE = 64 * 1024
 KILL_GRACE_SECONDS = 0.5
 MAX_DRAINED_PIPES = 256
 INPUT_HELD = 256 * 1024
-MAX_TIMEOUT_SECONDS = 10**7
-OOM_SCORE_OF_COMMANDS = b"500"  # the kernel's OOM killer takes commands before the agent
+OOM_SCORE_OF_COMMANDS, OOM_SCORE_OF_AGENT = b"500", b"0"  # the kernel's OOM killer takes commands first
 
 
 class CommandOwner(Protocol):
@@ -62,10 +58,16 @@ class CommandRunner:
 
     def start(self, call: Exec, owner: CommandOwner) -> Command:
         check_words(call)
-        pipes = _Pipes(call.stdin)
-        process = self._spawn(call, pipes)
-        command = Command(self, process, pipes, call, owner)
-        self._reaper.watch(process.pid, command.on_exit)
+        pipes = Pipes(call.stdin)
+        # Children inherit the score. Raising our own for the length of a vfork costs two writes; setting it in the
+        # child would cost a full fork.
+        os.pwrite(self._oom_score_fd, OOM_SCORE_OF_COMMANDS, 0)
+        try:
+            pid = spawn(call, pipes, self.env)
+        finally:
+            os.pwrite(self._oom_score_fd, OOM_SCORE_OF_AGENT, 0)
+        command = Command(self, pid, pipes, call, owner)
+        self._reaper.watch(pid, command.on_exit)
         self.running.add(command)
         return command
 
@@ -88,60 +90,6 @@ class CommandRunner:
         self.loop.remove_reader(fd)
         os.close(fd)
 
-    def _spawn(self, call: Exec, pipes: _Pipes) -> subprocess.Popen[bytes]:
-        env = self.env | {name: value for name, value in call.env.items() if value is not None}
-        for name in (name for name, value in call.env.items() if value is None):
-            env.pop(name, None)
-        cwd = call.cwd or (DEFAULT_DIRECTORY if os.path.isdir(DEFAULT_DIRECTORY) else "/")
-        # Children inherit the score. Raising our own for the length of a vfork costs two writes; setting it in the
-        # child would cost a full fork.
-        os.pwrite(self._oom_score_fd, OOM_SCORE_OF_COMMANDS, 0)
-        try:
-            return subprocess.Popen(
-                call.argv,
-                stdin=pipes.stdin[0] if pipes.stdin else subprocess.DEVNULL,
-                stdout=pipes.stdout[1],
-                stderr=pipes.stderr[1],
-                cwd=cwd,
-                env=env,
-                start_new_session=True,
-                close_fds=False,  # ours are all close-on-exec (a test looks)
-            )
-        except OSError as cause:
-            pipes.close_ours()
-            raise spawn_error(call.argv[0], cwd, cause) from cause
-        finally:
-            os.pwrite(self._oom_score_fd, b"0", 0)
-            pipes.close_theirs()
-
-
-class _Pipes:
-    """The pipes of a command. Our ends do not block."""
-
-    def __init__(self, with_stdin: bool) -> None:
-        pairs: list[tuple[int, int]] = []
-        try:
-            for _ in range(3 if with_stdin else 2):
-                pairs.append(os.pipe())
-        except OSError as cause:
-            for fd in (fd for pair in pairs for fd in pair):
-                os.close(fd)
-            raise no_room("a command", cause) from cause
-        self.stdout, self.stderr = pairs[:2]
-        self.stdin = pairs[2] if with_stdin else None
-        self._ours = [self.stdout[0], self.stderr[0], *(pair[1] for pair in pairs[2:])]
-        self._theirs = [self.stdout[1], self.stderr[1], *(pair[0] for pair in pairs[2:])]
-        for fd in self._ours:
-            os.set_blocking(fd, False)
-
-    def close_ours(self) -> None:
-        for fd in self._ours:
-            os.close(fd)
-
-    def close_theirs(self) -> None:
-        for fd in self._theirs:
-            os.close(fd)
-
 
 class Command:
     """One running program."""
@@ -149,16 +97,16 @@ class Command:
     def __init__(
         self,
         runner: CommandRunner,
-        process: subprocess.Popen[bytes],
-        pipes: _Pipes,
+        pid: int,
+        pipes: Pipes,
         call: Exec,
         owner: CommandOwner,
     ) -> None:
         self._runner = runner
         self._loop = runner.loop
-        self._process = process
+        self._has_ended = False
         self._owner: CommandOwner | None = owner
-        self._tree = ProcessTree(process.pid)
+        self._tree = ProcessTree(pid)
         self._started = time.monotonic()
         self._timed_out = self._truncated = self._is_ending = False
         self._timer: asyncio.TimerHandle | None = None
@@ -188,7 +136,7 @@ class Command:
         self._end()
 
     def on_exit(self, exit_code: int) -> None:
-        self._process.returncode = exit_code  # the reaper collected it; Popen need not look for it again
+        self._has_ended = True
         if self._timer:
             self._timer.cancel()
         if self._is_ending:
@@ -210,7 +158,7 @@ class Command:
         self._end()
 
     def _end(self) -> None:
-        if self._is_ending or self._process.returncode is not None:
+        if self._is_ending or self._has_ended:
             return
         self._is_ending = True
         if self._timer:
@@ -290,61 +238,6 @@ class InputPipe:
                 self.close()
         if was_full and len(self._held) < INPUT_HELD:
             self._on_drained()
-
-
-def check_words(call: Exec) -> None:
-    """What the kernel, or this agent, cannot take."""
-    values = (value for value in call.env.values() if value is not None)
-    if not call.argv or not call.argv[0]:
-        raise _invalid("the command is empty", "Give a program and its arguments.")
-    if any("\0" in word for word in (*call.argv, *call.env, *values, call.cwd or "")):
-        raise _invalid("a NUL character is in the command", "Take it out.")
-    if bad := [name for name in call.env if not name or "=" in name]:
-        raise _invalid(f"{bad[0]!r:.100} is no name for a variable", "Give it a name without '='.")
-    if call.timeout is not None and not 0 <= call.timeout <= MAX_TIMEOUT_SECONDS:
-        remedy = f"Give 0 to {MAX_TIMEOUT_SECONDS} seconds, or none for no limit."
-        raise _invalid(f"a timeout of {call.timeout} seconds cannot be kept", remedy)
-    if call.max_output is not None and call.max_output < 0:
-        raise _invalid(f"max_output={call.max_output} is less than nothing", "Give bytes, or none for no limit.")
-
-
-def _invalid(message: str, remedy: str) -> AtollError:
-    return error(ErrorCode.INVALID_COMMAND, message, remedy=remedy)
-
-
-def spawn_error(program: str, cwd: str, cause: OSError) -> AtollError:
-    """Why a program did not start, in the caller's words."""
-    if cause.filename == cwd and isinstance(cause, FileNotFoundError):
-        return error(ErrorCode.FILE_NOT_FOUND, f"there is no directory {cwd!r}", path=cwd, remedy="Make it first.")
-    if cause.filename == cwd and isinstance(cause, NotADirectoryError):
-        return error(ErrorCode.NOT_DIRECTORY, f"{cwd!r} is not a directory", path=cwd, remedy="Give a directory.")
-    match cause.errno:
-        case errno.ENOENT | errno.ENOTDIR:
-            return error(
-                ErrorCode.COMMAND_NOT_FOUND,
-                f"{program!r:.200} was not found in the sandbox",
-                remedy="Check the spelling and PATH, or install it in the sandbox first.",
-                command=program[:200],
-            )
-        case errno.EAGAIN | errno.ENOMEM:
-            return no_room(f"{program!r:.200}", cause)
-        case errno.E2BIG:
-            remedy = "Pass what is large on standard input or in a file."
-            return _invalid("the arguments and variables are longer than the kernel takes", remedy)
-    return error(
-        ErrorCode.PERMISSION_DENIED,
-        f"{program!r:.200} cannot be run in {cwd!r:.200}: {cause.strerror}",
-        remedy="It must be a program that the sandbox's user may execute.",
-        command=program[:200],
-    )
-
-
-def no_room(what: str, cause: OSError) -> AtollError:
-    return error(
-        ErrorCode.PROCESS_LIMIT_REACHED,
-        f"{what} could not start: the sandbox has no room for another process ({cause.strerror})",
-        remedy="End some of its processes, or give it higher limits.",
-    )
 
 
 def _read(fd: int, size: int) -> bytes | None:

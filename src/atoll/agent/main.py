@@ -52,7 +52,8 @@ class Agent:
         _set_dumpable(False)
         self.loop = asyncio.SelectorEventLoop()
         self.loop.set_exception_handler(_survive)
-        self._runner = CommandRunner(self.loop, Reaper(self.loop), oom_score)
+        self.reaper = Reaper(self.loop)
+        self._runner = CommandRunner(self.loop, self.reaper, oom_score)
         server = AgentServer(self._runner, admits)
         self.server = self.loop.run_until_complete(
             self.loop.create_unix_server(server.new_connection, sock=listener, backlog=128)

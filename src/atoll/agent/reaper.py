@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,11 +20,30 @@ class Reaper:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._watchers: dict[int, Callable[[int], None]] = {}
-        loop.add_signal_handler(signal.SIGCHLD, self.reap)
+        # As loop.add_signal_handler does, but reaping in the turn that the signal wakes: that spares two more turns.
+        self._signalled, wakeup = socket.socketpair()
+        for end in (self._signalled, wakeup):
+            end.setblocking(False)
+        self._wakeup = wakeup  # kept: set_wakeup_fd holds only its number
+        signal.signal(signal.SIGCHLD, _wake_up_only)
+        signal.siginterrupt(signal.SIGCHLD, False)
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        loop.add_reader(self._signalled, self._on_signal)
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._loop.remove_reader(self._signalled)
+        self._signalled.close()
+        self._wakeup.close()
 
     def watch(self, pid: int, on_exit: Callable[[int], None]) -> None:
         """Call `on_exit` with the exit code, or 128 + signal as a shell has it."""
         self._watchers[pid] = on_exit
+
+    def _on_signal(self) -> None:
+        self._signalled.recv(4096)
+        self.reap()
 
     def reap(self) -> None:
         for _ in range(BATCH):
@@ -36,6 +56,10 @@ class Reaper:
             if on_exit := self._watchers.pop(pid, None):
                 on_exit(_exit_code(status))
         self._loop.call_soon(self.reap)
+
+
+def _wake_up_only(number: int, frame: object) -> None:
+    """The byte on the wakeup descriptor does it all."""
 
 
 def _exit_code(status: int) -> int:

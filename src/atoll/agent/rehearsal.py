@@ -7,7 +7,6 @@ sandboxes; done after the fork, each would pay for its own copy of the pages, an
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 
 from atoll.agent import main
@@ -24,8 +23,8 @@ def rehearse() -> None:
             listener.listen()
             agent = main.Agent(listener, admits=lambda peer: True)
             agent.loop.run_until_complete(_play(agent, listener.getsockname()))
+            agent.reaper.close()
             agent.loop.close()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 async def _play(agent: main.Agent, address: bytes) -> None:

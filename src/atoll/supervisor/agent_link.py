@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -87,41 +86,29 @@ class AgentLink:
 
     async def run(self, call: Exec, stdin: bytes | None = None) -> CommandOutput:
         """Run a command to its end and keep what it wrote."""
-        kept: dict[FrameKind, list[bytes]] = {FrameKind.STDOUT: [], FrameKind.STDERR: []}
         if stdin is not None:
             call = msgspec.structs.replace(call, stdin=True)
         patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
         async with self.operation(call) as connection, deadline(patience):
             feeder = asyncio.create_task(connection.send_input(stdin)) if stdin is not None else None
             try:
-                output = OutputMeter(call.max_output)
-                async for frame in connection.frames():
-                    if frame.kind is FrameKind.DONE:
-                        done = decode(decode_exec_done, frame)
-                        break
-                    output.count(frame)
-                    kept[frame.kind].append(frame.payload)
+                return await collect(connection, call.max_output)
             finally:
                 if feeder:
                     feeder.cancel()
-        stdout, stderr = (b"".join(kept[kind]) for kind in (FrameKind.STDOUT, FrameKind.STDERR))
-        return CommandOutput(stdout=stdout, stderr=stderr, done=done)
 
-    @asynccontextmanager
-    async def operation(self, call: Call) -> AsyncIterator[AgentConnection]:
-        """A connection on which `call` has been sent. It is kept for the next if the operation came to its end."""
-        message = encode_call(call)
-        connection = await self._connection()
-        try:
-            connection.begin(message)
-            yield connection
-        finally:
-            if connection.is_free and len(self._idle) < IDLE_CONNECTIONS and self._directory >= 0:
-                self._idle.append(connection)
-            else:
-                connection.abort()
+    def operation(self, call: Call) -> Operation:
+        """A connection on which `call` has been sent, as a context manager."""
+        return Operation(self, encode_call(call))
 
-    async def _connection(self) -> AgentConnection:
+    def take_back(self, connection: AgentConnection) -> None:
+        """Keep a connection for the next operation, if it is fit for one."""
+        if connection.is_free and len(self._idle) < IDLE_CONNECTIONS and self._directory >= 0:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    async def connection(self) -> AgentConnection:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_free:
@@ -143,6 +130,22 @@ class AgentLink:
                 remedy="Start the sandbox again.",
             ) from cause
         return protocol
+
+
+class Operation:
+    """One operation on a connection, which is kept for the next only if this one came to its end."""
+
+    def __init__(self, link: AgentLink, message: bytes) -> None:
+        self._link = link
+        self._message = message
+
+    async def __aenter__(self) -> AgentConnection:
+        self._connection = await self._link.connection()
+        self._connection.begin(self._message)
+        return self._connection
+
+    async def __aexit__(self, *_: object) -> None:
+        self._link.take_back(self._connection)
 
 
 class AgentConnection(asyncio.Protocol):
@@ -256,18 +259,20 @@ class AgentConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
-class OutputMeter:
-    """Holds an agent to the amount of output that was asked for."""
-
-    def __init__(self, allowed: int | None) -> None:
-        self._left = dict.fromkeys((FrameKind.STDOUT, FrameKind.STDERR), allowed)
-
-    def count(self, frame: Frame) -> None:
-        left = self._left[frame.kind]
-        if left is not None:
-            if len(frame.payload) > left:
+async def collect(connection: AgentConnection, allowed: int | None) -> CommandOutput:
+    """All output and the result of the command under way; an agent that sends more than was allowed is cut off."""
+    output: dict[FrameKind, list[bytes]] = {FrameKind.STDOUT: [], FrameKind.STDERR: []}
+    left = dict.fromkeys(output, allowed)
+    while (frame := await connection.next_frame()).kind is not FrameKind.DONE:
+        quota = left[frame.kind]
+        if quota is not None:
+            left[frame.kind] = quota = quota - len(frame.payload)
+            if quota < 0:
                 raise AgentMisbehavedError("the agent sent more output than was allowed", remedy="Stop the sandbox.")
-            self._left[frame.kind] = left - len(frame.payload)
+        output[frame.kind].append(frame.payload)
+    done = decode(decode_exec_done, frame)
+    stdout, stderr = (b"".join(chunks) for chunks in output.values())
+    return CommandOutput(stdout=stdout, stderr=stderr, done=done)
 
 
 def encode_call(call: Call) -> bytes:
@@ -295,14 +300,21 @@ def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
         raise AgentMisbehavedError(f"the agent's answer makes no sense: {cause}", remedy="Stop the sandbox.") from cause
 
 
-@asynccontextmanager
-async def deadline(seconds: float | None) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as cause:
-        if isinstance(cause, AgentTimeoutError):
-            raise
-        raise AgentTimeoutError(
-            f"the agent did not answer within {seconds:g} seconds", remedy="Stop the sandbox."
-        ) from cause
+class deadline:
+    """Gives an agent so many seconds, or all the time in the world, to finish what is in the block."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._timeout = None if seconds is None else asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        if self._timeout:
+            await self._timeout.__aenter__()
+
+    async def __aexit__(self, *failure: Any) -> None:
+        try:
+            if self._timeout:
+                await self._timeout.__aexit__(*failure)
+        except TimeoutError as cause:
+            message = f"the agent did not answer within {self._seconds:g} seconds"
+            raise AgentTimeoutError(message, remedy="Stop the sandbox.") from cause

@@ -1,0 +1,163 @@
+"""Turns a call into a process: its words checked, its directory, its program found, its pipes made."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from atoll.protocol.messages import Exec
+
+DEFAULT_DIRECTORY = "/workspace"
+MAX_TIMEOUT_SECONDS = 10**7
+
+
+def spawn(call: Exec, pipes: Pipes, base_env: Mapping[str, str]) -> int:
+    """The pid of the new process, which leads its own session and holds no descriptor but 0, 1 and 2.
+
+    posix_spawn rather than subprocess: it is a tenth of a millisecond faster, and a third of what `true` takes.
+    It knows no directory, so the agent, which has no other thread, goes there itself for a moment.
+    """
+    env = {**base_env, **call.env}
+    variables = {name: value for name, value in env.items() if value is not None}
+    stdin = (os.POSIX_SPAWN_DUP2, pipes.stdin[0], 0) if pipes.stdin else _NO_INPUT
+    outputs = ((os.POSIX_SPAWN_DUP2, pipes.stdout[1], 1), (os.POSIX_SPAWN_DUP2, pipes.stderr[1], 2))
+    try:
+        _enter(call.cwd)
+        return os.posix_spawn(
+            find_program(call.argv[0], variables.get("PATH", os.defpath)),
+            call.argv,
+            variables,
+            file_actions=(stdin, *outputs),
+            setsid=True,
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores them for itself
+        )
+    except AtollError:
+        pipes.close_ours()
+        raise
+    except OSError as cause:
+        pipes.close_ours()
+        raise spawn_error(call.argv[0], cause) from cause
+    finally:
+        pipes.close_theirs()
+        os.chdir("/")
+
+
+_NO_INPUT = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
+
+
+def _enter(cwd: str | None) -> None:
+    try:
+        os.chdir(cwd or (DEFAULT_DIRECTORY if os.path.isdir(DEFAULT_DIRECTORY) else "/"))
+    except OSError as cause:
+        raise directory_error(cwd or DEFAULT_DIRECTORY, cause) from cause
+
+
+def find_program(name: str, path: str) -> str:
+    """Where `name` is, as execvp would find it: what cannot be executed is passed over."""
+    if "/" in name:
+        return name
+    found = None
+    for directory in path.split(":"):
+        candidate = os.path.join(directory or ".", name)
+        if os.path.isfile(candidate):
+            if os.access(candidate, os.X_OK):
+                return candidate
+            found = found or candidate
+    if found:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+class Pipes:
+    """The pipes of a command. Our ends do not block."""
+
+    def __init__(self, with_stdin: bool) -> None:
+        pairs: list[tuple[int, int]] = []
+        try:
+            for _ in range(3 if with_stdin else 2):
+                pairs.append(os.pipe())
+        except OSError as cause:
+            for fd in (fd for pair in pairs for fd in pair):
+                os.close(fd)
+            raise no_room("a command", cause) from cause
+        self.stdout, self.stderr = pairs[:2]
+        self.stdin = pairs[2] if with_stdin else None
+        self._ours = [self.stdout[0], self.stderr[0], *(pair[1] for pair in pairs[2:])]
+        self._theirs = [self.stdout[1], self.stderr[1], *(pair[0] for pair in pairs[2:])]
+        for fd in self._ours:
+            os.set_blocking(fd, False)
+
+    def close_ours(self) -> None:
+        for fd in self._ours:
+            os.close(fd)
+
+    def close_theirs(self) -> None:
+        for fd in self._theirs:
+            os.close(fd)
+
+
+def check_words(call: Exec) -> None:
+    """What the kernel, or this agent, cannot take."""
+    values = (value for value in call.env.values() if value is not None)
+    if not call.argv or not call.argv[0]:
+        raise _invalid("the command is empty", "Give a program and its arguments.")
+    if any("\0" in word for word in (*call.argv, *call.env, *values, call.cwd or "")):
+        raise _invalid("a NUL character is in the command", "Take it out.")
+    if bad := [name for name in call.env if not name or "=" in name]:
+        raise _invalid(f"{bad[0]!r:.100} is no name for a variable", "Give it a name without '='.")
+    if call.timeout is not None and not 0 <= call.timeout <= MAX_TIMEOUT_SECONDS:
+        remedy = f"Give 0 to {MAX_TIMEOUT_SECONDS} seconds, or none for no limit."
+        raise _invalid(f"a timeout of {call.timeout} seconds cannot be kept", remedy)
+    if call.max_output is not None and call.max_output < 0:
+        raise _invalid(f"max_output={call.max_output} is less than nothing", "Give bytes, or none for no limit.")
+
+
+def _invalid(message: str, remedy: str) -> AtollError:
+    return error(ErrorCode.INVALID_COMMAND, message, remedy=remedy)
+
+
+def directory_error(cwd: str, cause: OSError) -> AtollError:
+    if isinstance(cause, FileNotFoundError):
+        return error(ErrorCode.FILE_NOT_FOUND, f"there is no directory {cwd!r:.200}", remedy="Make it first.")
+    if isinstance(cause, NotADirectoryError):
+        return error(ErrorCode.NOT_DIRECTORY, f"{cwd!r:.200} is not a directory", remedy="Give a directory.")
+    message = f"{cwd!r:.200} cannot be entered: {cause.strerror}"
+    return error(ErrorCode.PERMISSION_DENIED, message, remedy="Give a directory that the sandbox's user may enter.")
+
+
+def spawn_error(program: str, cause: OSError) -> AtollError:
+    """Why a program did not start, in the caller's words."""
+    match cause.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return error(
+                ErrorCode.COMMAND_NOT_FOUND,
+                f"{program!r:.200} was not found in the sandbox",
+                remedy="Check the spelling and PATH, or install it in the sandbox first.",
+                command=program[:200],
+            )
+        case errno.EAGAIN | errno.ENOMEM:
+            return no_room(f"{program!r:.200}", cause)
+        case errno.E2BIG:
+            remedy = "Pass what is large on standard input or in a file."
+            return _invalid("the arguments and variables are longer than the kernel takes", remedy)
+    return error(
+        ErrorCode.PERMISSION_DENIED,
+        f"{program!r:.200} cannot be run: {cause.strerror}",
+        remedy="It must be a program that the sandbox's user may execute.",
+        command=program[:200],
+    )
+
+
+def no_room(what: str, cause: OSError) -> AtollError:
+    return error(
+        ErrorCode.PROCESS_LIMIT_REACHED,
+        f"{what} could not start: the sandbox has no room for another process ({cause.strerror})",
+        remedy="End some of its processes, or give it higher limits.",
+    )
