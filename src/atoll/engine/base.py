@@ -42,6 +42,15 @@ class LiveSandbox:
     pidfd: int | None
 
 
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox has used so far, and uses now."""
+
+    cpu_seconds: float
+    memory: int
+    processes: int
+    oom_kills: int
+
+
 class Engine(Protocol):
     """Makes sandboxes, watches them, ends them."""
 
@@ -56,6 +65,16 @@ class Engine(Protocol):
     async def wait(self, sandbox: LiveSandbox) -> None:
         """Return when the sandbox has ended, whoever ended it."""
         ...
+
+    async def freeze(self, sandbox: LiveSandbox) -> None:
+        """Let everything in it stand still, memory kept. Twice is fine."""
+        ...
+
+    async def thaw(self, sandbox: LiveSandbox) -> None:
+        """Let it go on where it stood."""
+        ...
+
+    async def usage(self, sandbox: LiveSandbox) -> Usage: ...
 
     async def close(self) -> None:
         """Let go of the engine's own processes. Sandboxes run on."""

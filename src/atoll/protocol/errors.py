@@ -34,6 +34,7 @@ class ErrorCode(StrEnum):
     # Something happened to, or inside, the sandbox.
     PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED"
     SANDBOX_NOT_RUNNING = "SANDBOX_NOT_RUNNING"
+    SANDBOX_NOT_FROZEN = "SANDBOX_NOT_FROZEN"
     AGENT_BUSY = "AGENT_BUSY"
     AGENT_LOST = "AGENT_LOST"
     AGENT_TIMEOUT = "AGENT_TIMEOUT"
@@ -45,6 +46,7 @@ class ErrorCode(StrEnum):
     LAYER_NOT_IDMAPPABLE = "LAYER_NOT_IDMAPPABLE"
     HOST_IMAGE_NOT_POSSIBLE = "HOST_IMAGE_NOT_POSSIBLE"
     UID_RANGES_EXHAUSTED = "UID_RANGES_EXHAUSTED"
+    LIMITS_NOT_ENFORCEABLE = "LIMITS_NOT_ENFORCEABLE"
     SANDBOX_START_FAILED = "SANDBOX_START_FAILED"
     STATE_DIRECTORY_UNUSABLE = "STATE_DIRECTORY_UNUSABLE"
     # We are wrong.
@@ -178,6 +180,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.PERMISSION_DENIED: AccessError,
     ErrorCode.PROCESS_LIMIT_REACHED: LimitReachedError,
     ErrorCode.SANDBOX_NOT_RUNNING: SandboxError,
+    ErrorCode.SANDBOX_NOT_FROZEN: SandboxError,
     ErrorCode.AGENT_BUSY: SandboxError,
     ErrorCode.AGENT_LOST: AgentLostError,
     ErrorCode.AGENT_TIMEOUT: AgentTimeoutError,
@@ -188,6 +191,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.LAYER_NOT_IDMAPPABLE: HostError,
     ErrorCode.HOST_IMAGE_NOT_POSSIBLE: HostError,
     ErrorCode.UID_RANGES_EXHAUSTED: HostError,
+    ErrorCode.LIMITS_NOT_ENFORCEABLE: HostError,
     ErrorCode.SANDBOX_START_FAILED: HostError,
     ErrorCode.STATE_DIRECTORY_UNUSABLE: HostError,
 }

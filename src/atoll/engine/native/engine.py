@@ -13,8 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec
+from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec, Usage
 from atoll.engine.native import orders
+from atoll.engine.native.cgroups import Cgroups, Resources, group_name, open_cgroups
 from atoll.engine.native.preflight import check_machine
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.rootfs import Overlay
@@ -40,6 +41,7 @@ class NativeEngine:
         embryos: int = EMBRYOS,
     ) -> None:
         check_machine()
+        self._cgroups = required_cgroups()
         self._embryos = embryos
         self._state = state
         self._runtime = runtime
@@ -63,6 +65,7 @@ class NativeEngine:
             sandbox_id=spec.id,
             overlays=tuple(self._translate(overlay) for overlay in spec.rootfs.overlays),
             disk=self._in_nursery(spec.disk),
+            resources=Resources(cpus=spec.limits.cpus, memory=spec.limits.memory, pids=spec.limits.pids),
             env=spec.env,
         )
         born, pidfd = await nursery.launch(launch)
@@ -79,17 +82,37 @@ class NativeEngine:
             return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
+        await self.thaw(sandbox)  # on version 1 the frozen do not even die
         await self.wait(sandbox)
         if sandbox.pidfd is not None:
             os.close(sandbox.pidfd)
             sandbox.pidfd = None
+        # The nursery does this as well; unless it died.
         sandbox.agent_socket.unlink(missing_ok=True)
+        self._cgroups.remove(group_name(sandbox.uid_base))
 
     async def wait(self, sandbox: LiveSandbox) -> None:
         if sandbox.pidfd is None:
             return
         # A copy, so that stop() may close its own while others still wait.
         await _ended(os.dup(sandbox.pidfd))
+
+    async def freeze(self, sandbox: LiveSandbox) -> None:
+        try:
+            await asyncio.to_thread(self._cgroups.freeze, group_name(sandbox.uid_base))
+        except TimeoutError as cause:
+            raise error(
+                ErrorCode.SANDBOX_NOT_FROZEN,
+                f"sandbox {sandbox.id!r} did not stand still",
+                remedy="A process in it waits for the kernel, perhaps for a disk; try again, or stop the sandbox.",
+            ) from cause
+
+    async def thaw(self, sandbox: LiveSandbox) -> None:
+        with suppress(FileNotFoundError):
+            self._cgroups.thaw(group_name(sandbox.uid_base))
+
+    async def usage(self, sandbox: LiveSandbox) -> Usage:
+        return self._cgroups.usage(group_name(sandbox.uid_base))
 
     async def close(self) -> None:
         if self._nursery:
@@ -251,6 +274,17 @@ class NurseryProcess:
             remedy=f"Try again; it is started anew. Its log is {self._log}.",
             log=log,
         )
+
+
+def required_cgroups() -> Cgroups:
+    cgroups = open_cgroups()
+    if cgroups is None:
+        raise error(
+            ErrorCode.LIMITS_NOT_ENFORCEABLE,
+            "this machine has no control groups that limit memory, processes and cpu",
+            remedy="Mount cgroup2 on /sys/fs/cgroup with the memory, pids and cpu controllers, as systemd does.",
+        )
+    return cgroups
 
 
 def start_error(answer: orders.Stillborn) -> AtollError:

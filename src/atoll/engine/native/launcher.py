@@ -4,15 +4,15 @@
 the sandbox it will be, so the nursery can have some ready. `hatch` gives it a root, a name and an environment.
 
     nursery                                    child
-    1  take a range of user ids
+    1  take a range of user ids, make a cgroup
     2  bind the agent's socket
-    3  clone3 into new namespaces ──────────── close what is the nursery's, wait
+    3  clone3 into new namespaces ──────────── join the cgroup, close what is the nursery's, wait
     4  write the uid and gid maps
     5  say go, with an idmapped /dev ───────── 6  become root of its user namespace
                                                7  cgroup namespace, session, loopback
                                                8  /dev, /proc, /sys and masks, on the stage
                                                9  set up the agent, wait for an order
-    10 directories for what it writes
+    10 limits; directories for what it writes
     11 open and idmap the layers
     12 send the order ──────────────────────── 13 host name
                                                14 overlays
@@ -20,7 +20,7 @@ the sandbox it will be, so the nursery can have some ready. `hatch` gives it a r
                                                16 capabilities, no_new_privs
                                                17 seccomp, last: set-up needs what it forbids
                                                18 run the agent, report
-    19 tell the engine
+    19 the cpu quota; tell the engine
 
 The child reports failures with the step's name. It shares no descriptor with another sandbox, no memory that is
 written, and no random state. If the nursery dies, an embryo ends and a hatched sandbox lives on.
@@ -40,6 +40,7 @@ import msgspec
 
 from atoll.agent.main import Agent
 from atoll.engine.native import capabilities, mounts, syscalls
+from atoll.engine.native.cgroups import Cgroups, group_name
 from atoll.engine.native.syscalls import MountAttribute, Namespace, Prctl
 from atoll.engine.native.uid_ranges import RANGE_SIZE
 
@@ -71,6 +72,7 @@ class Kit(msgspec.Struct, frozen=True):
     uid_ranges: UidRanges
     masks: mounts.Masks
     seccomp: SeccompFilter
+    cgroups: Cgroups
 
 
 class Embryo(msgspec.Struct, frozen=True):
@@ -82,6 +84,10 @@ class Embryo(msgspec.Struct, frozen=True):
     userns: int
     channel: socket.socket
     socket_name: str
+
+    @property
+    def cgroup(self) -> str:
+        return group_name(self.uid_base)
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -140,6 +146,14 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     uid_base, range_holder = kit.uid_ranges.take()
     close.callback(os.close, range_holder)
 
+    steps.at("make a cgroup")
+    group = group_name(uid_base)
+    kit.cgroups.create(group)
+    undo.callback(kit.cgroups.remove, group)
+    cgroup, joins = kit.cgroups.clone_into(group), kit.cgroups.joins(group)
+    for fd in joins if cgroup is None else [cgroup]:
+        close.callback(os.close, fd)
+
     steps.at("bind the agent's socket")
     socket_name = f"{secrets.token_hex(8)}.sock"
     listener = close.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -151,9 +165,9 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     undo.callback(ours.close)
     close.callback(theirs.close)
-    pid, pidfd = syscalls.clone3(NAMESPACES)
+    pid, pidfd = syscalls.clone3(NAMESPACES, cgroup)
     if pid == 0:
-        _Child(kit).live(listener, theirs, range_holder)
+        _Child(kit).live(joins, listener, theirs, range_holder)
     undo.callback(_kill, pid, pidfd)
 
     steps.at("write the id maps")
@@ -171,11 +185,13 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     return Embryo(pid, pidfd, uid_base, userns, ours, socket_name)
 
 
-def hatch(embryo: Embryo, launch: Launch) -> None:
+def hatch(embryo: Embryo, launch: Launch, kit: Kit) -> None:
     """Steps 10 to 12. The answer comes on the embryo's channel."""
     steps = Steps()
     with ExitStack() as close:
         try:
+            steps.at("set the limits")
+            kit.cgroups.set_limits(embryo.cgroup, launch.resources)
             steps.at("make the writable layers")
             for overlay in launch.overlays:
                 if _make_writable_layer(f"{launch.disk}/{overlay.name}") and overlay.target == "/":
@@ -207,8 +223,11 @@ class _Child:
         self._kit = kit
         self._steps = Steps()
 
-    def live(self, listener: socket.socket, channel: socket.socket, range_holder: int) -> NoReturn:
+    def live(self, joins: list[int], listener: socket.socket, channel: socket.socket, range_holder: int) -> NoReturn:
         try:
+            self._steps.at("join the cgroup")
+            for fd in joins:
+                os.write(fd, b"0")
             self._steps.at("keep three descriptors")
             _keep_descriptors(listener, channel, range_holder)
             # The names for those in the nursery's memory are done with; their numbers mean something else here.

@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from contextlib import suppress
 
@@ -25,12 +26,14 @@ from atoll.agent import main as agent
 from atoll.agent import process_tree
 from atoll.agent.rehearsal import rehearse
 from atoll.engine.native import launcher, mounts, orders, syscalls
+from atoll.engine.native.cgroups import Cgroups, group_name, open_cgroups
 from atoll.engine.native.launcher import Embryo, Failure, Kit, LaunchFailed
 from atoll.engine.native.seccomp import SeccompFilter
 from atoll.engine.native.syscalls import Prctl
 from atoll.engine.native.uid_ranges import UidRanges
 
 IDLE_SECONDS = 0.01  # without an order for so long, there is time to prepare for the next
+RETIRE_ATTEMPTS = 20
 
 
 class Birth(msgspec.Struct, frozen=True):
@@ -50,6 +53,7 @@ class Nursery:
         self._embryos: deque[Embryo] = deque()
         self._embryos_wanted = embryos_wanted
         self._under_way = 0
+        self._emptying: set[str] = set()  # cgroups whose last process is on its way out
         self._selector = selectors.EpollSelector()
 
     def serve(self) -> None:
@@ -57,12 +61,26 @@ class Nursery:
         self._selector.register(self._engine, selectors.EVENT_READ, self._take_order)
         while True:
             may_prepare = len(self._embryos) < self._embryos_wanted and not self._under_way
-            events = self._selector.select(IDLE_SECONDS if may_prepare else None)
+            events = self._selector.select(IDLE_SECONDS if may_prepare or self._emptying else None)
             if not events:
+                self._remove_groups()
+            if not events and may_prepare:
                 self._prepare()
             for key, _ in events:
                 if key.data() is False:
-                    return
+                    return self._retire()
+
+    def _retire(self) -> None:
+        """Take the embryos along. Sandboxes stay, and what is left of those that end is swept by the next nursery."""
+        while self._embryos:
+            embryo = self._embryos.popleft()
+            self._let_go(embryo)  # which ends it
+            self._collect(embryo)
+        for _ in range(RETIRE_ATTEMPTS):
+            if not self._emptying:
+                return
+            time.sleep(IDLE_SECONDS)
+            self._remove_groups()
 
     def _prepare(self) -> None:
         try:
@@ -86,7 +104,7 @@ class Nursery:
             return
         birth = Birth(launch, embryo, was_waiting)
         try:
-            launcher.hatch(embryo, launch)
+            launcher.hatch(embryo, launch, self._kit)
         except LaunchFailed as cause:
             self._abandon(birth, cause.failure)
         else:
@@ -107,6 +125,7 @@ class Nursery:
     def _announce(self, birth: Birth) -> None:
         embryo = birth.embryo
         self._let_go(embryo)
+        self._kit.cgroups.set_cpus(embryo.cgroup, birth.launch.resources.cpus)
         self._selector.register(embryo.pidfd, selectors.EVENT_READ, lambda: self._bury(embryo))
         with open(f"/proc/{embryo.pid}/stat", "rb") as file:
             start_time = process_tree.parse_stat(file.read()).start_time
@@ -151,15 +170,40 @@ class Nursery:
         os.close(embryo.pidfd)
         with suppress(FileNotFoundError):
             os.unlink(f"{launcher.SOCKETS}/{embryo.socket_name}")
+        self._emptying.add(embryo.cgroup)
+        self._remove_groups()
+
+    def _remove_groups(self) -> None:
+        self._emptying = {name for name in self._emptying if not self._kit.cgroups.remove(name)}
+
+
+def sweep(cgroups: Cgroups, uid_ranges: UidRanges) -> None:
+    """Remove the groups and sockets of sandboxes that ended while no nursery was there to see it."""
+    names = {group_name(base): base for base in uid_ranges.bases()}
+    for name in cgroups.names():
+        if name in names and uid_ranges.is_free(names[name]):
+            cgroups.remove(name)
+    for name in os.listdir(launcher.SOCKETS):
+        path = f"{launcher.SOCKETS}/{name}"
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)
+            except BlockingIOError:  # busy, so alive
+                continue
 
 
 def open_nursery(engine: socket.socket) -> Nursery:
     opening = orders.decode_opening(engine.recv(launcher.MAX_ORDER))
-    uid_ranges, seccomp = UidRanges(), SeccompFilter.shipped()
+    uid_ranges, seccomp, cgroups = UidRanges(), SeccompFilter.shipped(), open_cgroups()
+    if cgroups is None:
+        raise SystemExit("no control groups that limit memory, processes and cpu")
     rehearse()
     agent.shut_import_system()
     mounts.enter_small_root(opening.runtime, opening.exposures)
-    kit = Kit(uid_ranges, mounts.Masks(), seccomp)
+    sweep(cgroups, uid_ranges)
+    kit = Kit(uid_ranges, mounts.Masks(), seccomp, cgroups)
     # Objects made so far are never looked at by the collector again, so that it does not unshare their pages.
     gc.collect()
     gc.freeze()

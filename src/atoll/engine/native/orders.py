@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.engine.native.cgroups import Resources
 from atoll.protocol.rootfs import Overlay
 
 
@@ -32,6 +33,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_id: str
     overlays: tuple[Overlay, ...]
     disk: str
+    resources: Resources
     env: dict[str, str]
 
 

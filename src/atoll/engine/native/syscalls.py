@@ -93,16 +93,20 @@ class _CapabilityHeader(ctypes.Structure):
 
 _CAPABILITY_VERSION_3 = 0x20080522
 _CLONE_PIDFD = 0x1000
+_CLONE_INTO_CGROUP = 0x200000000
 
 
-def clone3(namespaces: Namespace) -> tuple[int, int]:
-    """Fork into new namespaces. The parent gets the child's pid and a pidfd, the child (0, -1).
+def clone3(namespaces: Namespace, cgroup: int | None = None) -> tuple[int, int]:
+    """Fork into new namespaces, and into a version 2 control group. The parent gets pid and pidfd, the child (0, -1).
 
     A bare clone3 skips what Python does around a fork, and every child would then draw the same random numbers; so
     the three hooks are called by hand.
     """
     pidfd = ctypes.c_int(-1)
     arguments = _CloneArguments(flags=namespaces | _CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=_SIGCHLD)
+    if cgroup is not None:
+        arguments.flags |= _CLONE_INTO_CGROUP
+        arguments.cgroup = cgroup
     _python.PyOS_BeforeFork()
     pid = _libc_locked.syscall(
         ctypes.c_long(_SYS_CLONE3), ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments))

@@ -48,6 +48,17 @@ class UidRanges:
             remedy="Stop or destroy some sandboxes.",
         )
 
+    def bases(self) -> range:
+        return range(FIRST_BASE, FIRST_BASE + RANGES * RANGE_SIZE, RANGE_SIZE)
+
+    def is_free(self, base: int) -> bool:
+        """Whether nobody holds the range at this moment."""
+        holder = self._open()
+        try:
+            return _lock_byte(holder, (base - FIRST_BASE) // RANGE_SIZE)
+        finally:
+            os.close(holder)
+
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self._name, flags, 0o600, dir_fd=self._directory)

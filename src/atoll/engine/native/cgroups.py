@@ -1,0 +1,275 @@
+"""Control groups, version 1 and 2: memory, processes and cpu of a sandbox; freezing, counting and killing it.
+
+Every sandbox has a group of its own below `atoll`, named after its range of user ids, which is unique on the machine
+for as long as the sandbox lives. Groups are reached through descriptors opened once, since the nursery leaves the
+host's tree.
+
+Rules:
+1. A child is in its group before it does anything. On version 2 it is cloned into it. On version 1 it joins by writing
+   to descriptors the nursery opened; that takes up to 20 ms at times, so it is done by embryos, while nobody waits.
+2. The cpu quota comes last, when the agent is ready, so that it is not throttled before it can answer.
+3. Memory without swap: a limit that swaps is a limit on somebody else's disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from atoll.engine.base import Usage
+
+PARENT = "atoll"
+CPU_PERIOD_US = 100_000
+MIN_CPU_QUOTA_US = 1_000  # the kernel's own bound
+FREEZE_ATTEMPTS, FREEZE_PAUSE_SECONDS = 4_000, 0.0005
+
+V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct", "freezer")
+V2_CONTROLLERS = ("memory", "pids", "cpu")
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits as the kernel takes them."""
+
+    cpus: float
+    memory: int
+    pids: int
+
+
+class Cgroups(Protocol):
+    """What both versions can do with the group of a name."""
+
+    def create(self, name: str) -> None: ...
+    def clone_into(self, name: str) -> int | None:
+        """A descriptor for clone3, where that can put a child into its group."""
+        ...
+
+    def joins(self, name: str) -> list[int]:
+        """Descriptors to which a child writes "0" to join, where clone3 cannot."""
+        ...
+
+    def set_limits(self, name: str, resources: Resources) -> None: ...
+    def set_cpus(self, name: str, cpus: float) -> None: ...
+    def freeze(self, name: str) -> None:
+        """Returns when everything stands still; thaws it again and raises TimeoutError when something will not."""
+        ...
+
+    def thaw(self, name: str) -> None: ...
+    def usage(self, name: str) -> Usage: ...
+    def names(self) -> list[str]: ...
+    def remove(self, name: str) -> bool:
+        """False if it must be tried again: somebody is still in it."""
+        ...
+
+
+def group_name(uid_base: int) -> str:
+    return f"sandbox-{uid_base}"
+
+
+class Hierarchies(msgspec.Struct, frozen=True):
+    """Where control groups are mounted: version 1 by controller, and version 2."""
+
+    v1: dict[str, str]
+    v2: str | None
+
+
+def parse_mounts(mounts: str) -> Hierarchies:
+    """From /proc/mounts."""
+    v1: dict[str, str] = {}
+    v2 = None
+    for line in mounts.splitlines():
+        _, target, kind, options, *_ = line.split(" ")
+        if kind == "cgroup2" and v2 is None:
+            v2 = target
+        elif kind == "cgroup":
+            for option in options.split(","):
+                if option in V1_CONTROLLERS:
+                    v1.setdefault(option, target)
+    return Hierarchies(v1, v2)
+
+
+def open_cgroups() -> Cgroups | None:
+    """Version 2 if its controllers are free, else version 1 if it is mounted, else none."""
+    with open("/proc/mounts") as file:
+        found = parse_mounts(file.read())
+    if found.v2:
+        with open(f"{found.v2}/cgroup.controllers") as file:
+            if set(V2_CONTROLLERS) <= set(file.read().split()):
+                return CgroupsV2(found.v2)
+    if set(V1_CONTROLLERS) <= set(found.v1):
+        return CgroupsV1(found.v1)
+    return None
+
+
+class CgroupsV1:
+    """One tree per controller."""
+
+    def __init__(self, mounts: dict[str, str]) -> None:
+        self._roots = {controller: _open_parent(f"{mounts[controller]}/{PARENT}") for controller in V1_CONTROLLERS}
+        # Controllers that share a hierarchy share its directories.
+        self._trees = list({os.fstat(fd).st_dev: fd for fd in self._roots.values()}.values())
+
+    def create(self, name: str) -> None:
+        for tree in self._trees:
+            with suppress(FileExistsError):  # left by a sandbox of ours that is gone: its range of ids was free
+                os.mkdir(name, dir_fd=tree)
+
+    def clone_into(self, name: str) -> int | None:
+        return None
+
+    def joins(self, name: str) -> list[int]:
+        return [_open(tree, f"{name}/cgroup.procs", os.O_WRONLY) for tree in self._trees]
+
+    def set_limits(self, name: str, resources: Resources) -> None:
+        memory = self._roots["memory"]
+        _write(memory, f"{name}/memory.limit_in_bytes", resources.memory)
+        with suppress(FileNotFoundError):  # a kernel that does not account for swap
+            _write(memory, f"{name}/memory.memsw.limit_in_bytes", resources.memory)
+        _write(self._roots["pids"], f"{name}/pids.max", resources.pids)
+
+    def set_cpus(self, name: str, cpus: float) -> None:
+        _write(self._roots["cpu"], f"{name}/cpu.cfs_period_us", CPU_PERIOD_US)
+        _write(self._roots["cpu"], f"{name}/cpu.cfs_quota_us", quota(cpus))
+
+    def freeze(self, name: str) -> None:
+        # Said again until it is so: the kernel tells each process once, and one that was just then in vfork misses it.
+        for _ in range(FREEZE_ATTEMPTS):
+            _write(self._roots["freezer"], f"{name}/freezer.state", "FROZEN")
+            if _read(self._roots["freezer"], f"{name}/freezer.state").strip() == "FROZEN":
+                return
+            time.sleep(FREEZE_PAUSE_SECONDS)
+        self.thaw(name)
+        raise TimeoutError(f"{name} could not be frozen")
+
+    def thaw(self, name: str) -> None:
+        _write(self._roots["freezer"], f"{name}/freezer.state", "THAWED")
+
+    def usage(self, name: str) -> Usage:
+        memory = self._roots["memory"]
+        return Usage(
+            cpu_seconds=int(_read(self._roots["cpuacct"], f"{name}/cpuacct.usage")) / 1e9,
+            memory=int(_read(memory, f"{name}/memory.usage_in_bytes")),
+            processes=int(_read(self._roots["pids"], f"{name}/pids.current")),
+            oom_kills=parse_keyed(_read(memory, f"{name}/memory.oom_control")).get("oom_kill", 0),
+        )
+
+    def names(self) -> list[str]:
+        return sorted({name for tree in self._trees for name in _directories(tree)})
+
+    def remove(self, name: str) -> bool:
+        remaining = [tree for tree in self._trees if not _remove(tree, name)]
+        return not remaining
+
+
+class CgroupsV2:
+    """One tree for all."""
+
+    def __init__(self, mount: str, controllers: tuple[str, ...] = V2_CONTROLLERS) -> None:
+        self._root = _open_parent(f"{mount}/{PARENT}")
+        for controller in controllers:
+            for level in (mount, f"{mount}/{PARENT}"):
+                with open(f"{level}/cgroup.subtree_control", "w") as file:
+                    file.write(f"+{controller}")
+
+    def create(self, name: str) -> None:
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=self._root)
+
+    def clone_into(self, name: str) -> int | None:
+        return _open(self._root, name, os.O_RDONLY | os.O_DIRECTORY)
+
+    def joins(self, name: str) -> list[int]:
+        return []
+
+    def set_limits(self, name: str, resources: Resources) -> None:
+        _write(self._root, f"{name}/memory.max", resources.memory)
+        with suppress(FileNotFoundError):
+            _write(self._root, f"{name}/memory.swap.max", 0)
+        _write(self._root, f"{name}/pids.max", resources.pids)
+
+    def set_cpus(self, name: str, cpus: float) -> None:
+        _write(self._root, f"{name}/cpu.max", f"{quota(cpus)} {CPU_PERIOD_US}")
+
+    def freeze(self, name: str) -> None:
+        _write(self._root, f"{name}/cgroup.freeze", 1)
+        for _ in range(FREEZE_ATTEMPTS):
+            if parse_keyed(_read(self._root, f"{name}/cgroup.events")).get("frozen"):
+                return
+            time.sleep(FREEZE_PAUSE_SECONDS)
+        self.thaw(name)
+        raise TimeoutError(f"{name} could not be frozen")
+
+    def thaw(self, name: str) -> None:
+        _write(self._root, f"{name}/cgroup.freeze", 0)
+
+    def usage(self, name: str) -> Usage:
+        cpu = parse_keyed(_read(self._root, f"{name}/cpu.stat"))
+        return Usage(
+            cpu_seconds=cpu["usage_usec"] / 1e6,
+            memory=int(_read(self._root, f"{name}/memory.current")),
+            processes=int(_read(self._root, f"{name}/pids.current")),
+            oom_kills=parse_keyed(_read(self._root, f"{name}/memory.events")).get("oom_kill", 0),
+        )
+
+    def names(self) -> list[str]:
+        return sorted(_directories(self._root))
+
+    def remove(self, name: str) -> bool:
+        return _remove(self._root, name)
+
+
+def quota(cpus: float) -> int:
+    """Microseconds of cpu per period."""
+    return max(MIN_CPU_QUOTA_US, round(cpus * CPU_PERIOD_US))
+
+
+def parse_keyed(text: str) -> dict[str, int]:
+    """Files of the form "name number" per line."""
+    return {name: int(value) for name, value in (line.split() for line in text.splitlines()) if value.isdigit()}
+
+
+def _open_parent(path: str) -> int:
+    with suppress(FileExistsError):
+        os.mkdir(path)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _open(tree: int, path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, dir_fd=tree)
+
+
+def _directories(tree: int) -> list[str]:
+    with os.scandir(tree) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def _write(tree: int, path: str, value: int | str) -> None:
+    fd = _open(tree, path, os.O_WRONLY)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def _read(tree: int, path: str) -> str:
+    fd = _open(tree, path, os.O_RDONLY)
+    try:
+        return os.read(fd, 65_536).decode()
+    finally:
+        os.close(fd)
+
+
+def _remove(tree: int, name: str) -> bool:
+    try:
+        os.rmdir(name, dir_fd=tree)
+    except FileNotFoundError:
+        return True
+    except OSError as cause:
+        if cause.errno == errno.EBUSY:  # the last process leaves its group a moment after its end is seen
+            return False
+        raise
+    return True

@@ -1,0 +1,103 @@
+"""Limits hold, the agent lives, and the neighbour does not notice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from atoll.protocol.errors import ErrorCode, LimitReachedError
+from atoll.protocol.limits import Limits
+from atoll.protocol.messages import Exec
+from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.machine import Machine
+from tests.conftest import Box
+
+SMALL = Limits(cpus=0.5, memory="64MiB", pids=32)
+
+
+@pytest.fixture
+async def small(machine: Machine) -> AsyncIterator[Box]:
+    live = await machine.create("small", image="host", limits=SMALL)
+    async with AgentLink(live.agent_socket) as link:
+        yield Box(live, link, "host")
+    await machine.destroy(live)
+
+
+async def test_a_memory_hog_is_killed_and_the_agent_is_not(small: Box, machine: Machine) -> None:
+    output = await small.run("python3", "-c", "x = bytearray(200 * 2**20)")
+    assert output.done.exit_code == 137
+    assert await small.text("echo alive") == "alive"
+    usage = await machine.engine.usage(small.live)
+    assert usage.oom_kills >= 1
+    assert usage.memory < SMALL.memory
+
+
+async def test_many_small_hogs_do_not_take_the_agent_with_them(small: Box) -> None:
+    hog = "x = bytearray(12 * 2**20); import time; time.sleep(60)"
+    await small.sh(f'for i in 1 2 3 4 5 6 7 8 9 10 11 12; do python3 -c "{hog}" & done; wait', timeout=3)
+    assert await small.text("echo alive") == "alive"
+
+
+FILL = """
+import os, time
+try:
+    while os.fork():
+        pass
+    time.sleep(60)
+except OSError:
+    print("full", flush=True)
+    time.sleep(60)
+"""
+
+
+async def test_processes_run_out_with_a_typed_error_and_come_back(small: Box, machine: Machine) -> None:
+    async with small.link.operation(Exec(argv=["python3", "-c", FILL])) as connection:
+        assert (await connection.next_frame()).payload == b"full\n"
+        assert (await machine.engine.usage(small.live)).processes == SMALL.pids
+        with pytest.raises(LimitReachedError, match="no room") as caught:
+            await small.run("true")
+        assert caught.value.code == ErrorCode.PROCESS_LIMIT_REACHED
+    while True:  # leaving the block ended them, which takes a moment
+        try:
+            assert await small.text("echo back") == "back"
+            break
+        except LimitReachedError:
+            await asyncio.sleep(0.01)
+
+
+async def test_cpu_is_held_to_its_share(small: Box, machine: Machine) -> None:
+    before = (await machine.engine.usage(small.live)).cpu_seconds
+    output = await small.sh("while :; do :; done", timeout=1)
+    used = (await machine.engine.usage(small.live)).cpu_seconds - before
+    assert output.done.timed_out
+    assert used / output.done.duration < SMALL.cpus * 1.4
+
+
+async def test_freezing_stops_time_and_thawing_goes_on(host_box: Box, machine: Machine) -> None:
+    await host_box.text("(i=0; while :; do i=$((i+1)); echo $i >/tmp/i.new; mv /tmp/i.new /tmp/i; sleep 0.01; done) &")
+    for _ in range(2):
+        await machine.engine.freeze(host_box.live)
+        await machine.engine.freeze(host_box.live)
+        before = (await machine.engine.usage(host_box.live)).cpu_seconds
+        ping = asyncio.create_task(host_box.link.ping())
+        await asyncio.sleep(0.2)
+        assert not ping.done()
+        assert (await machine.engine.usage(host_box.live)).cpu_seconds - before < 0.05
+        await machine.engine.thaw(host_box.live)
+        await ping
+        count = int(await host_box.text("cat /tmp/i"))
+        while int(await host_box.text("cat /tmp/i")) == count:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_frozen_sandbox_can_be_destroyed(machine: Machine) -> None:
+    live = await machine.create("ice", image="busybox")
+    await machine.engine.freeze(live)
+    await machine.destroy(live)
+
+
+async def test_inside_shows_nothing_of_the_hosts_groups(host_box: Box) -> None:
+    lines = (await host_box.text("cat /proc/self/cgroup /proc/1/cgroup")).splitlines()
+    assert {line.rpartition(":")[2] for line in lines} == {"/"}

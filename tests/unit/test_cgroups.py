@@ -1,0 +1,89 @@
+"""Control groups, on the real hierarchies of this machine and on text of others."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.engine.native.cgroups import CgroupsV2, Resources, parse_keyed, parse_mounts, quota
+from atoll.engine.native.syscalls import Namespace, clone3
+
+HYBRID = """\
+cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,nosuid,cpu,cpuacct 0 0
+cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0
+cgroup /sys/fs/cgroup/systemd cgroup rw,name=systemd 0 0
+cgroup2 /sys/fs/cgroup/unified cgroup2 rw,relatime 0 0
+proc /proc proc rw 0 0
+"""
+
+
+def test_mounts_are_found_by_controller_also_where_two_share_one() -> None:
+    found = parse_mounts(HYBRID)
+    assert found.v2 == "/sys/fs/cgroup/unified"
+    assert found.v1 == {
+        "cpu": "/sys/fs/cgroup/cpu,cpuacct",
+        "cpuacct": "/sys/fs/cgroup/cpu,cpuacct",
+        "memory": "/sys/fs/cgroup/memory",
+    }
+
+
+def test_quota_keeps_to_what_the_kernel_takes() -> None:
+    assert (quota(2), quota(0.25), quota(1 / 16), quota(0.001)) == (200_000, 25_000, 6_250, 1_000)
+
+
+def test_keyed_files() -> None:
+    assert parse_keyed("populated 1\nfrozen 0\nname text\n") == {"populated": 1, "frozen": 0}
+
+
+@pytest.fixture
+def unified() -> Iterator[CgroupsV2]:
+    """The real version 2 hierarchy; where version 1 has the controllers it can still clone, freeze and tell."""
+    mount = parse_mounts(Path("/proc/mounts").read_text()).v2
+    assert mount, "this machine has no cgroup2 mounted"
+    yield CgroupsV2(mount, controllers=())
+
+
+def test_a_child_is_cloned_into_its_group_frozen_thawed_and_the_group_removed(unified: CgroupsV2) -> None:
+    unified.create("test-clone")
+    group = unified.clone_into("test-clone")
+    assert group is not None and unified.joins("test-clone") == []
+    pid, pidfd = clone3(Namespace(0), group)
+    if pid == 0:
+        while True:
+            signal.pause()
+    assert f"/{'atoll'}/test-clone\n" in Path(f"/proc/{pid}/cgroup").read_text()
+    unified.freeze("test-clone")
+    unified.freeze("test-clone")
+    unified.thaw("test-clone")
+    assert not unified.remove("test-clone"), "somebody is in it"
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(pidfd)
+    os.close(group)
+    while not unified.remove("test-clone"):
+        pass
+    assert unified.remove("test-clone"), "twice is fine"
+    assert "test-clone" not in unified.names()
+
+
+def test_limit_files_of_version_2(tmp_path: Path) -> None:
+    """No controller is free here, so a directory stands in for the group: what is written is what is looked at."""
+    group = tmp_path / "atoll/box"
+    group.mkdir(parents=True)
+    for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max"):
+        (group / name).touch()
+    (group / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
+    (group / "memory.current").write_text("4096\n")
+    (group / "pids.current").write_text("3\n")
+    (group / "memory.events").write_text("low 0\noom_kill 2\n")
+    groups = CgroupsV2(str(tmp_path), controllers=())
+    groups.set_limits("box", Resources(cpus=0.5, memory=2**26, pids=32))
+    groups.set_cpus("box", 0.5)
+    written = {path.name: path.read_text() for path in group.glob("*.max")}
+    assert written == {"memory.max": "67108864", "memory.swap.max": "0", "pids.max": "32", "cpu.max": "50000 100000"}
+    usage = groups.usage("box")
+    assert (usage.cpu_seconds, usage.memory, usage.processes, usage.oom_kills) == (1.5, 4096, 3, 2)
