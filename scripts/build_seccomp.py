@@ -33,8 +33,7 @@ ALLOWED = """
     futex futex_waitv futimesat get_robust_list get_thread_area getcpu getcwd getdents getdents64 getegid geteuid
     getgid getgroups getitimer getpeername getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid
     getrlimit getrusage getsid getsockname getsockopt gettid gettimeofday getuid getxattr inotify_add_watch
-    inotify_init inotify_init1 inotify_rm_watch io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit
-    ioctl ioprio_get ioprio_set kill landlock_add_rule landlock_create_ruleset landlock_restrict_self lchown
+    inotify_init inotify_init1 inotify_rm_watch ioctl ioprio_get ioprio_set kill landlock_add_rule landlock_create_ruleset landlock_restrict_self lchown
     lgetxattr link linkat listen listxattr llistxattr lremovexattr lseek lsetxattr lstat madvise membarrier
     memfd_create mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect mq_getsetattr mq_notify
     mq_open mq_timedreceive mq_timedsend mq_unlink mremap msgctl msgget msgrcv msgsnd msync munlock munlockall
@@ -65,6 +64,8 @@ REFUSED = {
     "files by handle go round the root directory": "name_to_handle_at open_by_handle_at",
     "the machine itself": "reboot kexec_load kexec_file_load init_module finit_module delete_module swapon swapoff "
     "acct quotactl quotactl_fd syslog settimeofday clock_settime sethostname setdomainname iopl ioperm vhangup",
+    "asynchronous I/O of old, whose queues are one pool for the whole machine": "io_setup io_submit io_getevents "
+    "io_pgetevents io_cancel io_destroy",
     "16-bit segments": "modify_ldt",
 }
 

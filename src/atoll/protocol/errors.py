@@ -46,6 +46,9 @@ class ErrorCode(StrEnum):
     LAYER_NOT_IDMAPPABLE = "LAYER_NOT_IDMAPPABLE"
     HOST_IMAGE_NOT_POSSIBLE = "HOST_IMAGE_NOT_POSSIBLE"
     UID_RANGES_EXHAUSTED = "UID_RANGES_EXHAUSTED"
+    DISK_COMMITTED = "DISK_COMMITTED"
+    NO_SPACE = "NO_SPACE"
+    POOL_DAMAGED = "POOL_DAMAGED"
     LIMITS_NOT_ENFORCEABLE = "LIMITS_NOT_ENFORCEABLE"
     SANDBOX_START_FAILED = "SANDBOX_START_FAILED"
     STATE_DIRECTORY_UNUSABLE = "STATE_DIRECTORY_UNUSABLE"
@@ -165,6 +168,11 @@ class NotRootError(HostError, PermissionError):
     errno_value = errno.EPERM
 
 
+class NoSpaceError(HostError, OSError):
+    code = ErrorCode.NO_SPACE
+    errno_value = errno.ENOSPC
+
+
 _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.INVALID_SANDBOX_ID: InvalidValueError,
     ErrorCode.INVALID_LIMITS: InvalidValueError,
@@ -191,6 +199,9 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.LAYER_NOT_IDMAPPABLE: HostError,
     ErrorCode.HOST_IMAGE_NOT_POSSIBLE: HostError,
     ErrorCode.UID_RANGES_EXHAUSTED: HostError,
+    ErrorCode.DISK_COMMITTED: HostError,
+    ErrorCode.NO_SPACE: NoSpaceError,
+    ErrorCode.POOL_DAMAGED: HostError,
     ErrorCode.LIMITS_NOT_ENFORCEABLE: HostError,
     ErrorCode.SANDBOX_START_FAILED: HostError,
     ErrorCode.STATE_DIRECTORY_UNUSABLE: HostError,

@@ -1,34 +1,51 @@
-"""One plain directory per sandbox. The disk limit is not enforced here: only the file system's size is."""
+"""One plain directory per sandbox, where there is nothing better: only the file system's own size limits it."""
 
 from __future__ import annotations
 
-import shutil
+import subprocess
 from pathlib import Path
 
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId
 
 
 class DirectoryStorage:
+    enforces_limits = False
+
     def __init__(self, root: Path) -> None:
         self._root = root
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def create(self, sandbox: SandboxId) -> Path:
-        """A new, empty disk."""
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def create(self, sandbox: SandboxId, size: int) -> Path:
         disk = self._root / sandbox
         try:
             disk.mkdir(mode=0o700)
         except FileExistsError as cause:
-            raise error(
-                ErrorCode.SANDBOX_EXISTS,
-                f"there is a sandbox {sandbox!r} already",
-                remedy="Use it, destroy it first, or choose another id.",
-                sandbox=sandbox,
-            ) from cause
+            raise already_exists(sandbox) from cause
         return disk
 
     def remove(self, sandbox: SandboxId) -> None:
-        """Everything the sandbox wrote. Twice is fine."""
-        # rmtree never follows a link out of the tree; what is in there was named by the sandbox.
-        shutil.rmtree(self._root / sandbox, ignore_errors=True)
+        # What is in there was named by the sandbox: rm follows no link, and no depth is too much for it.
+        disk = self._root / sandbox
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", disk], check=False, capture_output=True)
+        if disk.exists():
+            message = f"not all of {disk} could be removed"
+            raise error(
+                ErrorCode.STATE_DIRECTORY_UNUSABLE, message, remedy="Look at what is left there, and remove it."
+            )
+
+    def used(self, sandbox: SandboxId) -> int:
+        files = (path.lstat() for path in (self._root / sandbox).rglob("*"))
+        return sum(status.st_blocks * 512 for status in files)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def already_exists(sandbox: SandboxId) -> AtollError:
+    return error(
+        ErrorCode.SANDBOX_EXISTS,
+        f"there is a sandbox {sandbox!r} already",
+        remedy="Use it, destroy it first, or choose another id.",
+        sandbox=sandbox,
+    )

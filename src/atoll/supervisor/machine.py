@@ -1,6 +1,6 @@
 """Everything of one state directory put together: images, disks and an engine make sandboxes.
 
-state/     images/  disks/ID/  records/ID.json      survives a reboot
+state/     images/  pool.btrfs  disks/ID/  records/ID.json      survives a reboot
 runtime/   agents/*.sock  nursery.log               does not
 """
 
@@ -17,13 +17,14 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
-from atoll.storage.directory import DirectoryStorage
+from atoll.storage.pool import open_storage
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from atoll.engine.base import Engine, LiveSandbox
     from atoll.protocol.rootfs import Rootfs
+    from atoll.storage.base import Storage
 
 DEFAULT_STATE = Path("/var/lib/atoll")
 DEFAULT_RUNTIME = Path("/run/atoll")
@@ -59,11 +60,12 @@ class Machine:
         *,
         images: ImageCatalog | None = None,
         engine: Engine | None = None,
+        storage: Storage | None = None,
     ) -> None:
         state, runtime = state.absolute(), runtime.absolute()
         self.engine: Engine = engine or NativeEngine(state, runtime)
         self.images = images or ImageCatalog(state / "images")
-        self._storage = DirectoryStorage(state / "disks")
+        self.storage: Storage = storage or open_storage(state)
         self._records = state / "records"
         self._records.mkdir(mode=0o700, exist_ok=True)
         self.images.forget({record.image_state for record in self.records()})
@@ -73,6 +75,7 @@ class Machine:
 
     async def __aexit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
         await self.engine.close()
+        self.storage.close()
 
     async def create(
         self,
@@ -85,20 +88,20 @@ class Machine:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
         name, accepted = parse_sandbox_id(sandbox_id), parse_limits(limits)
         rootfs = self.images.resolve(image)
-        disk = self._storage.create(name)
+        disk = self.storage.create(name, accepted.disk)
         try:
             spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {}))
             sandbox = await self.engine.start(spec)
             self._write_record(sandbox, rootfs, accepted)
         except BaseException:
-            self._storage.remove(name)
+            self.storage.remove(name)
             raise
         return sandbox
 
     async def destroy(self, sandbox: LiveSandbox) -> None:
         """End it and remove everything of it. Twice is fine."""
         await self.engine.stop(sandbox)
-        self._storage.remove(sandbox.id)
+        self.storage.remove(sandbox.id)
         self._record_path(sandbox.id).unlink(missing_ok=True)
 
     def record(self, sandbox_id: SandboxId) -> SandboxRecord:

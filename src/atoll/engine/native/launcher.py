@@ -8,7 +8,7 @@ the sandbox it will be, so the nursery can have some ready. `hatch` gives it a r
     2  bind the agent's socket
     3  clone3 into new namespaces ──────────── join the cgroup, close what is the nursery's, wait
     4  write the uid and gid maps
-    5  say go, with an idmapped /dev ───────── 6  become root of its user namespace
+    5  say go, with a new /dev ─────────────── 6  become root of its user namespace
                                                7  cgroup namespace, session, loopback
                                                8  /dev, /proc, /sys and masks, on the stage
                                                9  set up the agent, wait for an order
@@ -62,6 +62,7 @@ MAX_LAYERS = 128
 
 _LISTENER, _CHANNEL, _RANGE = 3, 4, 5  # where the child keeps its three descriptors
 
+_NOBODY = 65_534
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _INTERFACE_REQUEST = struct.Struct("16sH22x")
 
@@ -176,8 +177,8 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     undo.callback(os.close, userns)
 
-    steps.at("idmap /dev")
-    dev = mounts.open_idmapped(mounts.DEV, userns, MountAttribute.READ_ONLY | MountAttribute.NOEXEC)
+    steps.at("make /dev")
+    dev = mounts.make_dev(userns)
     close.callback(os.close, dev)
     socket.send_fds(ours, [b"go"], [dev])
 
@@ -246,8 +247,10 @@ class _Child:
         (dev,) = _receive(channel)[1]
         self._steps.at("become root inside")
         os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
+        # The third id is another one, which no command inherits: root inside may change the resource limits only of
+        # a process whose three ids are all its own, and so not PID 1's.
+        os.setresgid(0, 0, _NOBODY)
+        os.setresuid(0, 0, _NOBODY)
         self._steps.at("enter the cgroup namespace")
         syscalls.unshare(Namespace.CGROUP)
         os.setsid()

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from atoll.protocol.rootfs import Overlay
 
 STAGE = "/stage"  # mount points in the nursery's root; every child uses them in its own mount namespace
-DEV = "/dev"
-EMPTY = "/empty"
 
 _NO_EXTRAS = MountFlag.NOSUID | MountFlag.NODEV | MountFlag.NOEXEC
 
@@ -38,6 +36,7 @@ HIDDEN = (
     "/proc/kcore",
     "/proc/keys",
     "/proc/latency_stats",
+    "/proc/locks",
     "/proc/sched_debug",
     "/proc/scsi",
     "/proc/sysrq-trigger",
@@ -96,16 +95,30 @@ def enter_small_root(runtime: str, exposures: Iterable[Exposure]) -> None:
         os.mkdir(name)
     syscalls.mount("proc", "proc", "proc", _NO_EXTRAS)
     syscalls.mount("sysfs", "sys", "sysfs", _NO_EXTRAS)
-    syscalls.mount("tmpfs", "empty", "tmpfs", _NO_EXTRAS | MountFlag.READ_ONLY, "mode=555,size=4k")
-    _make_dev("dev")
+    syscalls.mount("tmpfs", "dev", "tmpfs", MountFlag.NOSUID | MountFlag.NOEXEC, "mode=755,size=64k")
+    _fill_dev("dev")  # the nursery's own: its children start with this /dev/null
     syscalls.pivot_root_here()
     syscalls.detach(".")
     os.chdir("/")
 
 
-def _make_dev(path: str) -> None:
-    """A /dev to be shared by all sandboxes. Its file system is read-only: nobody can leave anything there."""
-    syscalls.mount("tmpfs", path, "tmpfs", MountFlag.NOSUID | MountFlag.NOEXEC, "mode=755,size=64k")
+def make_dev(userns: int) -> int:
+    """A /dev for one sandbox, as a detached mount.
+
+    Each has its own: on shared inodes, sandboxes could lock each other out with flock, and watch each other with
+    inotify. Its file system is read-only, for good.
+    """
+    syscalls.mount("tmpfs", f"{STAGE}/dev", "tmpfs", MountFlag.NOSUID | MountFlag.NOEXEC, "mode=755,size=64k")
+    try:
+        _fill_dev(f"{STAGE}/dev")
+        flags = MountFlag.REMOUNT | MountFlag.READ_ONLY | MountFlag.NOSUID | MountFlag.NOEXEC
+        syscalls.mount(None, f"{STAGE}/dev", None, flags)
+        return open_idmapped(f"{STAGE}/dev", userns, MountAttribute.READ_ONLY | MountAttribute.NOEXEC)
+    finally:
+        syscalls.detach(f"{STAGE}/dev")
+
+
+def _fill_dev(path: str) -> None:
     umask = os.umask(0)
     for name, numbers in _DEVICES.items():
         os.mknod(f"{path}/{name}", 0o666 | stat.S_IFCHR, os.makedev(*numbers))
@@ -114,7 +127,6 @@ def _make_dev(path: str) -> None:
     for name in _DEV_DIRECTORIES:
         os.mkdir(f"{path}/{name}", 0o755)
     os.umask(umask)
-    syscalls.mount(None, path, None, MountFlag.REMOUNT | MountFlag.READ_ONLY | MountFlag.NOSUID | MountFlag.NOEXEC)
 
 
 class Masks:
@@ -130,7 +142,7 @@ class Masks:
         for path in self._files:
             syscalls.mount("dev/null", path, None, MountFlag.BIND)
         for path in self._directories:
-            syscalls.mount(EMPTY, path, None, MountFlag.BIND)
+            syscalls.mount("tmpfs", path, "tmpfs", _NO_EXTRAS | MountFlag.READ_ONLY, "mode=555,size=4k,nr_inodes=1")
         for path in self._read_only:
             syscalls.mount(path, path, None, MountFlag.BIND)
             syscalls.mount_setattr_at(path, MountAttribute.READ_ONLY)

@@ -14,7 +14,7 @@ import struct
 
 from atoll.protocol.errors import ErrorCode, error
 
-LOCK_FILE = "/run/lock/atoll/uid-ranges"  # fixed: it is the machine's, not a server's
+LOCK_FILE = "/run/atoll-machine/uid-ranges"  # fixed: it is the machine's, not a server's; only root writes to /run
 RANGE_SIZE = 65_536
 FIRST_BASE = 0x7000_0000  # above what systemd and /etc/subuid hand out, below the sign bit
 RANGES = 4_094  # up to 0x7FFE0000

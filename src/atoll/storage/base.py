@@ -1,0 +1,30 @@
+"""What every place for disks can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from atoll.protocol.ids import SandboxId
+
+
+class Storage(Protocol):
+    """Keeps one disk per sandbox: a directory of its own, of which at most `size` bytes may be used."""
+
+    enforces_limits: bool
+
+    def create(self, sandbox: SandboxId, size: int) -> Path:
+        """A new, empty disk."""
+        ...
+
+    def remove(self, sandbox: SandboxId) -> None:
+        """The disk and everything on it. Twice is fine."""
+        ...
+
+    def used(self, sandbox: SandboxId) -> int:
+        """Bytes in use."""
+        ...
+
+    def close(self) -> None:
+        """Let go. Disks stay."""
+        ...

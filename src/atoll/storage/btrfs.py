@@ -1,0 +1,69 @@
+"""The few btrfs calls that storage needs, straight to the kernel: the btrfs program takes 5 ms where these take 0.1."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+
+_READ, _WRITE = 2, 1
+_ROOT_OF_SUBVOLUME = 256  # its inode number, in every subvolume
+_QUOTA_ENABLE, _QUOTA_ENABLE_SIMPLE = 1, 4
+_LIMIT_REFERENCED = 1
+
+
+def _request(direction: int, number: int, size: int) -> int:
+    return direction << 30 | size << 16 | 0x94 << 8 | number
+
+
+_RESIZE = _request(_WRITE, 3, 4096)
+_SUBVOLUME_CREATE = _request(_WRITE, 14, 4096)
+_SUBVOLUME_DESTROY = _request(_WRITE, 15, 4096)
+_INODE_LOOKUP = _request(_READ | _WRITE, 18, 4096)
+_QUOTA_CONTROL = _request(_READ | _WRITE, 40, 16)
+_QGROUP_LIMIT = _request(_READ, 43, 48)
+
+
+def enable_quota(root: int) -> None:
+    """Simple quotas where the kernel has them (6.7): they count as they go and never scan. Twice is fine."""
+    for command in (_QUOTA_ENABLE_SIMPLE, _QUOTA_ENABLE):
+        try:
+            fcntl.ioctl(root, _QUOTA_CONTROL, bytearray(struct.pack("QQ", command, 0)))
+        except OSError as cause:
+            if cause.errno == errno.EEXIST:
+                return
+            if cause.errno != errno.EINVAL or command == _QUOTA_ENABLE:
+                raise
+        else:
+            return
+
+
+def create_subvolume(directory: int, name: str) -> None:
+    fcntl.ioctl(directory, _SUBVOLUME_CREATE, _named(name))
+
+
+def destroy_subvolume(directory: int, name: str) -> None:
+    """At once, whatever its size; the kernel frees the space later."""
+    fcntl.ioctl(directory, _SUBVOLUME_DESTROY, _named(name))
+
+
+def limit(subvolume: int, size: int) -> None:
+    """Let the subvolume, open as a directory, hold at most `size` bytes."""
+    request = struct.pack("QQQQQQ", id_of(subvolume), _LIMIT_REFERENCED, size, 0, 0, 0)
+    fcntl.ioctl(subvolume, _QGROUP_LIMIT, bytearray(request))
+
+
+def grow_to_device(root: int) -> None:
+    fcntl.ioctl(root, _RESIZE, _named("max"))
+
+
+def id_of(subvolume: int) -> int:
+    """The number of the subvolume, which is also that of its quota."""
+    answer = bytearray(struct.pack("QQ4080x", 0, _ROOT_OF_SUBVOLUME))
+    fcntl.ioctl(subvolume, _INODE_LOOKUP, answer)
+    return int(struct.unpack_from("Q", answer)[0])
+
+
+def _named(name: str) -> bytearray:
+    return bytearray(struct.pack("q4088s", 0, os.fsencode(name)))

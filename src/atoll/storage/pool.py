@@ -1,0 +1,220 @@
+"""A pool: one sparse file with a btrfs inside, in which each sandbox has a subvolume with a quota.
+
+Rules:
+1. One loop device per pool file, machine-wide. A second one on the same file would mount as another file system over
+   the same bytes and destroy it; so devices are looked up by their file, under a lock, and never attached twice.
+2. The sum of all disks never exceeds the pool: a quota that others can use up is no promise.
+3. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.ids import SandboxId
+from atoll.storage import btrfs
+from atoll.storage.base import Storage
+from atoll.storage.directory import DirectoryStorage, already_exists
+
+LOCK = Path("/run/atoll-machine/pools")  # the machine's, as loop devices are
+PROGRAMS = ("mkfs.btrfs", "losetup", "mount", "umount")
+OPTIONS = "nosuid,nodev,noatime,discard=async"
+SIZE_ATTRIBUTE = "user.atoll.size"  # on a disk's top directory, which sandboxes do not see
+SHARE_OF_FREE_SPACE = 0.8
+MIN_POOL = 256 * 2**20  # what mkfs.btrfs wants, and a little more
+
+
+def open_storage(state: Path, size: int | None = None) -> Storage:
+    """A pool where this machine can have one, else plain directories."""
+    if not can_have_pool():
+        return DirectoryStorage(state / "disks")
+    return PoolStorage(state, size)
+
+
+def can_have_pool() -> bool:
+    has_btrfs = "\tbtrfs\n" in Path("/proc/filesystems").read_text()
+    return has_btrfs and Path("/dev/loop-control").exists() and all(shutil.which(program) for program in PROGRAMS)
+
+
+class PoolStorage:
+    """The pool of one state directory. `size` is that of the whole pool; it can be raised, not lowered."""
+
+    enforces_limits = True
+
+    def __init__(self, state: Path, size: int | None = None) -> None:
+        self._file = state / "pool.btrfs"
+        self._mount = state / "disks"
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._mount.mkdir(mode=0o700, exist_ok=True)
+        with machine_lock():
+            self._open_pool(size)
+        self._root = os.open(self._mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        btrfs.enable_quota(self._root)
+        self._sizes = {entry.name: read_size(entry.path) for entry in os.scandir(self._mount) if entry.is_dir()}
+
+    @property
+    def size(self) -> int:
+        return self._file.stat().st_size
+
+    def create(self, sandbox: SandboxId, size: int) -> Path:
+        committed = sum(self._sizes.values())
+        if sandbox not in self._sizes and committed + size > self.size:
+            raise error(
+                ErrorCode.DISK_COMMITTED,
+                f"the pool has {self.size} bytes, of which {committed} are promised; {size} more do not fit",
+                remedy="Give sandboxes smaller disks, destroy some, or make the pool larger.",
+                committed=committed,
+                size=self.size,
+            )
+        disk = self._mount / sandbox
+        try:
+            btrfs.create_subvolume(self._root, sandbox)
+            self._sizes[sandbox] = size
+            self._set_up(disk, size)
+        except FileExistsError as cause:
+            raise already_exists(sandbox) from cause
+        except OSError as cause:
+            self.remove(sandbox)
+            raise self._failure(cause) from cause
+        return disk
+
+    def remove(self, sandbox: SandboxId) -> None:
+        with suppress(FileNotFoundError):
+            btrfs.destroy_subvolume(self._root, sandbox)
+        self._sizes.pop(sandbox, None)
+
+    def used(self, sandbox: SandboxId) -> int:
+        """As the kernel counts it for the quota, with what it has not written to the pool yet left out."""
+        fd = os.open(self._mount / sandbox, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return int((self._counters / f"0_{btrfs.id_of(fd)}/referenced").read_text())
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Unmount. While sandboxes run, the file system lives on with them, and the next to open it finds it so."""
+        os.close(self._root)
+        with machine_lock():
+            subprocess.run(["umount", self._mount], check=False, stderr=subprocess.DEVNULL)
+
+    def _set_up(self, disk: Path, size: int) -> None:
+        fd = os.open(disk, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, 0o700)
+            os.setxattr(fd, SIZE_ATTRIBUTE, str(size).encode())
+            btrfs.limit(fd, size)
+        finally:
+            os.close(fd)
+
+    def _open_pool(self, size: int | None) -> None:
+        if not self._file.exists():
+            make_pool(self._file, size or default_size(self._file.parent))
+        device = find_device(self._file) or attach(self._file)
+        if not self._mount.is_mount():
+            try:
+                run("mount", "-t", "btrfs", "-o", OPTIONS, device, str(self._mount), otherwise=self._damaged)
+            finally:
+                # Detached when the last mount of it goes, whoever holds that; at once, if it could not be mounted.
+                run("losetup", "--detach", device, otherwise=self._damaged)
+        if size and size > self.size:
+            self._grow(device, size)
+        (members,) = Path("/sys/fs/btrfs").glob(f"*/devices/{Path(device).name}")
+        self._counters = members.parents[1] / "qgroups"
+
+    def _grow(self, device: str, size: int) -> None:
+        os.truncate(self._file, size)
+        run("losetup", "--set-capacity", device, otherwise=self._damaged)
+        fd = os.open(self._mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        btrfs.grow_to_device(fd)
+        os.close(fd)
+
+    def _damaged(self, said: str) -> AtollError:
+        return error(
+            ErrorCode.POOL_DAMAGED,
+            f"the pool {self._file} cannot be mounted: {said}",
+            remedy=f"Look at it with `btrfs check {self._file}`; to start with an empty one, move the file away.",
+            path=str(self._file),
+        )
+
+    def _failure(self, cause: OSError) -> AtollError:
+        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return error(
+                ErrorCode.NO_SPACE,
+                f"the disk that holds {self._file} is full",
+                remedy="Free some space on it, or destroy sandboxes.",
+            )
+        return self._damaged(str(cause))
+
+
+@contextmanager
+def machine_lock() -> Iterator[None]:
+    LOCK.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def default_size(directory: Path) -> int:
+    return max(MIN_POOL, int(shutil.disk_usage(directory).free * SHARE_OF_FREE_SPACE))
+
+
+def make_pool(file: Path, size: int) -> None:
+    """A new pool appears whole or not at all."""
+    work = file.with_suffix(".new")
+    try:
+        with work.open("wb") as new:
+            new.truncate(max(size, MIN_POOL))
+        work.chmod(0o600)
+        run("mkfs.btrfs", "--quiet", "--force", str(work), otherwise=_cannot_make)
+        work.rename(file)
+    except OSError as cause:
+        raise _cannot_make(str(cause)) from cause
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def find_device(file: Path) -> str | None:
+    """The loop device that has this file, if one does."""
+    shown = subprocess.run(
+        ["losetup", "--noheadings", "--output", "NAME", "--associated", file], capture_output=True, text=True
+    )
+    return shown.stdout.split()[0] if shown.stdout.split() else None
+
+
+def attach(file: Path) -> str:
+    # Without direct I/O every byte would be cached twice.
+    return run("losetup", "--find", "--show", "--direct-io=on", str(file), otherwise=_cannot_attach).strip()
+
+
+def read_size(disk: str) -> int:
+    try:
+        return int(os.getxattr(disk, SIZE_ATTRIBUTE))
+    except OSError:  # made, and its maker killed before it could say how large
+        return 0
+
+
+def run(*command: str, otherwise: Callable[[str], AtollError]) -> str:
+    shown = subprocess.run(command, capture_output=True, text=True)
+    if shown.returncode:
+        raise otherwise(shown.stderr.strip())
+    return shown.stdout
+
+
+def _cannot_make(said: str) -> AtollError:
+    return error(ErrorCode.NO_SPACE, f"a pool could not be made: {said}", remedy="Free some space for it.")
+
+
+def _cannot_attach(said: str) -> AtollError:
+    remedy = "Free a loop device, or raise their number; `losetup --list` shows who has them."
+    return error(ErrorCode.POOL_DAMAGED, f"no loop device for the pool: {said}", remedy=remedy)

@@ -1,0 +1,180 @@
+"""Where disks live: quotas that hold, a pool that is attached once, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.engine.base import SandboxSpec
+from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.ids import SandboxId
+from atoll.protocol.limits import Limits
+from atoll.protocol.messages import Exec
+from atoll.storage.directory import DirectoryStorage
+from atoll.storage.pool import MIN_POOL, PoolStorage, find_device, open_storage
+from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.machine import Machine
+from tests.conftest import Box
+
+ONE, TWO = SandboxId("one"), SandboxId("two")
+MIB = 2**20
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[PoolStorage]:
+    storage = PoolStorage(tmp_path / "state", size=512 * MIB)
+    yield storage
+    storage.close()
+
+
+async def test_a_disk_filler_gets_no_more_than_its_disk(machine: Machine) -> None:
+    live = await machine.create("filler", image="busybox", limits=Limits(disk="20MiB"))
+    async with AgentLink(live.agent_socket) as link:
+        box = Box(live, link, "busybox")
+        output = await box.sh("dd if=/dev/zero of=/workspace/f bs=1M count=100; wc -c </workspace/f")
+        assert b"uota" in output.stderr or b"space" in output.stderr
+        assert int(output.stdout.split()[-1]) <= 20 * MIB
+        output = await box.sh("i=0; while mkdir -p /workspace/d/$i 2>/dev/null; do i=$((i+1)); done; echo $i")
+        assert output.done.exit_code == 0, "an inode filler ends too"
+        assert await box.text("rm -rf /workspace/f /workspace/d; echo free >/workspace/g; cat /workspace/g") == "free"
+    await machine.destroy(live)
+
+
+async def test_a_full_disk_is_its_owners_problem_alone(machine: Machine) -> None:
+    full = await machine.create("full", image="busybox", limits=Limits(disk="20MiB"))
+    neighbour = await machine.create("neighbour", image="busybox", limits=Limits(disk="20MiB"))
+    async with AgentLink(full.agent_socket) as one, AgentLink(neighbour.agent_socket) as other:
+        await Box(full, one, "busybox").sh("dd if=/dev/zero of=/f bs=1M count=100")
+        output = await other.run(Exec(argv=["sh", "-c", "dd if=/dev/zero of=/f bs=1M count=10 2>/dev/null; wc -c </f"]))
+        assert output.stdout.strip() == b"10485760"
+        assert await Box(full, one, "busybox").text("echo alive") == "alive"
+    await machine.destroy(full)
+    await machine.destroy(neighbour)
+
+
+async def test_a_disk_starts_again_under_other_ids_with_the_same_owners(machine: Machine) -> None:
+    live = await machine.create("again", image="busybox")
+    async with AgentLink(live.agent_socket) as link:
+        await Box(live, link, "busybox").text(
+            "echo kept >/workspace/f; chown 1000:2000 /workspace/f; chmod 640 /workspace/f"
+        )
+    await machine.engine.stop(live)
+    record = machine.record(live.id)
+    disk = Path(record.agent_socket).parents[2] / "state/disks" / live.id
+    rootfs = machine.images.resolve("busybox")
+    env = {"PATH": "/bin"}
+    second = await machine.engine.start(
+        SandboxSpec(id=live.id, rootfs=rootfs, disk=disk, limits=record.limits, env=env)
+    )
+    assert second.uid_base != live.uid_base
+    async with AgentLink(second.agent_socket) as link:
+        box = Box(second, link, "busybox")
+        assert await box.text("cat /workspace/f; stat -c %u:%g:%a /workspace/f") == "kept\n1000:2000:640"
+        assert await box.text("echo more >>/workspace/f; cat /etc/hostname") == "again"
+    await machine.destroy(second)
+
+
+def test_disks_are_promised_only_as_far_as_the_pool_reaches(pool: PoolStorage) -> None:
+    pool.create(ONE, 400 * MIB)
+    with pytest.raises(AtollError) as caught:
+        pool.create(TWO, 200 * MIB)
+    assert caught.value.code == ErrorCode.DISK_COMMITTED
+    assert caught.value.context["committed"] == 400 * MIB
+    pool.create(TWO, 100 * MIB)
+    pool.remove(ONE)
+    pool.remove(ONE)
+    pool.create(ONE, 300 * MIB)
+
+
+def test_promises_are_remembered_and_a_pool_grows(tmp_path: Path) -> None:
+    first = PoolStorage(tmp_path, size=300 * MIB)
+    first.create(ONE, 200 * MIB)
+    (tmp_path / "disks/one/file").write_text("kept")
+    first.close()
+    second = PoolStorage(tmp_path)
+    assert (second.size, (tmp_path / "disks/one/file").read_text()) == (300 * MIB, "kept")
+    with pytest.raises(AtollError):
+        second.create(TWO, 200 * MIB)
+    second.close()
+    third = PoolStorage(tmp_path, size=600 * MIB)
+    third.create(TWO, 200 * MIB)
+    subprocess.run(["dd", "if=/dev/zero", f"of={tmp_path}/disks/two/f", "bs=1M", "count=150"], check=True, stderr=-3)
+    third.close()
+
+
+def test_a_pool_has_one_loop_device_however_often_it_is_opened(pool: PoolStorage, tmp_path: Path) -> None:
+    disk = pool.create(ONE, 20 * MIB)
+    (disk / "f").write_text("x")
+    again = PoolStorage(tmp_path / "state")
+    file = tmp_path / "state/pool.btrfs"
+    devices = subprocess.run(
+        ["losetup", "-n", "-O", "NAME", "-j", file], capture_output=True, check=True
+    ).stdout.split()
+    assert len(devices) == 1
+    assert (disk / "f").read_text() == "x"
+    again.close()
+
+
+def test_the_device_goes_with_the_last_mount(tmp_path: Path) -> None:
+    storage = PoolStorage(tmp_path, size=MIN_POOL)
+    assert find_device(tmp_path / "pool.btrfs")
+    storage.close()
+    while find_device(tmp_path / "pool.btrfs"):
+        pass
+    assert not (tmp_path / "disks").is_mount()
+
+
+def test_use_is_counted(pool: PoolStorage) -> None:
+    disk = pool.create(ONE, 50 * MIB)
+    before = pool.used(ONE)
+    (disk / "f").write_bytes(bytes(range(256)) * 4096 * 10)
+    subprocess.run(["sync", "-f", disk], check=True)
+    assert 10 * MIB <= pool.used(ONE) - before < 12 * MIB
+
+
+def test_the_same_disk_twice_is_refused_and_the_first_is_kept(pool: PoolStorage) -> None:
+    (pool.create(ONE, 20 * MIB) / "f").write_text("x")
+    with pytest.raises(FileExistsError) as caught:
+        pool.create(ONE, 20 * MIB)
+    assert isinstance(caught.value, AtollError) and caught.value.code == ErrorCode.SANDBOX_EXISTS
+
+
+def test_a_damaged_pool_is_named_and_not_overwritten(tmp_path: Path) -> None:
+    PoolStorage(tmp_path, size=MIN_POOL).close()
+    file = tmp_path / "pool.btrfs"
+    while find_device(file):
+        pass
+    with file.open("r+b") as pool:
+        pool.write(b"x" * 2 * MIB)
+    damaged = file.read_bytes()[: 2 * MIB]
+    with pytest.raises(AtollError) as caught:
+        PoolStorage(tmp_path)
+    assert caught.value.code == ErrorCode.POOL_DAMAGED
+    assert "btrfs check" in caught.value.remedy
+    assert file.read_bytes()[: 2 * MIB] == damaged
+    while find_device(file):
+        pass
+
+
+def test_a_pool_that_was_not_finished_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "pool.new").write_bytes(b"half")
+    storage = PoolStorage(tmp_path, size=MIN_POOL)
+    storage.create(ONE, 20 * MIB)
+    storage.close()
+    assert not (tmp_path / "pool.new").exists()
+
+
+def test_without_the_programs_there_are_plain_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    storage = open_storage(tmp_path / "state")
+    assert isinstance(storage, DirectoryStorage)
+    assert not storage.enforces_limits
+    disk = storage.create(ONE, 20 * MIB)
+    (disk / "f").write_bytes(b"x" * 10_000)
+    assert storage.used(ONE) >= 10_000
+    storage.remove(ONE)
+    storage.remove(ONE)
+    assert not disk.exists()
