@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from atoll.engine.base import LiveSandbox
+from atoll.engine.native import engine as engine_module
 from atoll.engine.native import uid_ranges
 from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
@@ -185,6 +186,101 @@ async def test_a_cancelled_start_leaves_no_sandbox(own: Machine) -> None:
     await own.destroy(live)
 
 
+async def test_starts_cancelled_at_any_moment_leave_nothing(own: Machine, tmp_path: Path) -> None:
+    await own.destroy(await own.create("zero", image="busybox"))
+    nursery = nursery_of(own)
+    for number in range(40):
+        task = asyncio.create_task(own.create("never", image="busybox"))
+        await asyncio.sleep(number * 0.0004)
+        if task.done():
+            await own.destroy(task.result())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if task.done() and not task.cancelled() and not task.exception():
+            await own.destroy(task.result())
+        assert not leftovers(own, tmp_path)
+    while len(children_of(nursery)) > 2:  # embryos
+        await asyncio.sleep(0.01)
+
+
+async def test_a_nursery_killed_in_the_middle_of_starts_leaves_no_sandbox_that_nobody_knows(
+    own: Machine, tmp_path: Path
+) -> None:
+    for number in range(25):
+        await own.destroy(await retry(lambda: own.create("zero", image="busybox")))
+        tasks = [asyncio.create_task(own.create(f"victim-{one}", image="busybox")) for one in range(4)]
+        nursery, before = nursery_of(own), children_of(nursery_of(own))
+        await asyncio.sleep(number * 0.0006)
+        mine = before | children_of(nursery)
+        os.kill(nursery, signal.SIGKILL)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        lives = [result for result in results if isinstance(result, LiveSandbox)]
+        for live in lives:
+            assert await run(live.agent_socket, "echo", "x") == b"x\n"
+        known = {live.process.pid for live in lives}
+        while any(not is_zombie(pid) for pid in mine - known):
+            await asyncio.sleep(0.01)
+        for live in lives:
+            await own.destroy(live)
+        assert not leftovers(own, tmp_path)
+
+
+async def test_a_stopped_nursery_is_given_up(own: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "ANSWER_SECONDS", 0.2)  # constants of ours; a minute would prove no more
+    await retry(lambda: own.create("zero", image="busybox"))
+    os.kill(nursery_of(own), signal.SIGSTOP)
+    with pytest.raises(AtollError) as caught:
+        await own.create("one", image="busybox")
+    assert caught.value.code == ErrorCode.NURSERY_FAILED
+    monkeypatch.undo()
+    await own.destroy(await retry(lambda: own.create("one", image="busybox")))
+
+
+async def test_a_sandbox_whose_record_cannot_be_written_is_ended(own: Machine, tmp_path: Path) -> None:
+    await own.destroy(await own.create("zero", image="busybox"))
+    nursery = nursery_of(own)
+    (tmp_path / "state/records").rename(tmp_path / "elsewhere")
+    with pytest.raises(AtollError) as caught:
+        await own.create("one", image="busybox")
+    assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
+    (tmp_path / "elsewhere").rename(tmp_path / "state/records")
+    assert not leftovers(own, tmp_path)
+    while len(children_of(nursery)) > 2:
+        await asyncio.sleep(0.01)
+
+
+async def test_destroying_again_does_not_touch_the_next_of_that_name(own: Machine) -> None:
+    first = await own.create("same", image="busybox")
+    await own.destroy(first)
+    second = await own.create("same", image="busybox")
+    await own.destroy(first)
+    assert await run(second.agent_socket, "sh", "-c", "echo x >/f; cat /f") == b"x\n"
+    assert own.record(second.id).process == second.process
+    await own.destroy(second)
+
+
+async def test_a_damaged_record_is_named(own: Machine, tmp_path: Path) -> None:
+    (tmp_path / "state/records/odd.json").write_bytes(b"")
+    with pytest.raises(AtollError) as caught:
+        own.records()
+    assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
+    assert "odd.json" in caught.value.message
+
+
+async def test_a_private_umask_does_not_matter(tmp_path: Path, busybox_root: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        async with Machine(tmp_path / "state", tmp_path / "run") as machine:
+            machine.images.add("busybox", busybox_root)
+            live = await machine.create("one", image="busybox")
+            assert await run(live.agent_socket, "stat", "-c", "%a", "/", "/etc", "/etc/hosts", "/tmp") == (
+                b"755\n755\n644\n1777\n"
+            )
+            await machine.destroy(live)
+    finally:
+        os.umask(before)
+
+
 async def test_uid_ranges_are_unique_on_the_machine_and_given_back_by_death(tmp_path: Path) -> None:
     path = str(tmp_path / "locks/uid-ranges")
     one, other = uid_ranges.UidRanges(path), uid_ranges.UidRanges(path)
@@ -220,7 +316,11 @@ def leftovers(machine: Machine, tmp_path: Path) -> list[Path]:
         ({"image": "../../etc"}, ErrorCode.INVALID_IMAGE_NAME),
         ({"limits": "gigantic"}, ErrorCode.INVALID_LIMITS),
         ({"limits": {"memory": "1KB"}}, ErrorCode.INVALID_LIMITS),
-        ({"env": {"BIG": "x" * 300_000}}, ErrorCode.INVALID_REQUEST),
+        ({"env": {"BIG": "x" * 300_000}}, ErrorCode.INVALID_ENVIRONMENT),
+        ({"env": {"A=B": "x"}}, ErrorCode.INVALID_ENVIRONMENT),
+        ({"env": {"A": "\0"}}, ErrorCode.INVALID_ENVIRONMENT),
+        ({"env": {"A": 1}}, ErrorCode.INVALID_ENVIRONMENT),
+        ({"env": {"A": "\udc80"}}, ErrorCode.INVALID_ENVIRONMENT),
     ],
 )
 async def test_bad_input_is_refused_before_anything_is_made(

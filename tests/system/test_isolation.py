@@ -13,6 +13,7 @@ import pytest
 
 from atoll.engine.native.capabilities import MASK
 from atoll.engine.native.uid_ranges import FIRST_BASE, RANGE_SIZE
+from atoll.protocol.messages import Exec
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 
@@ -231,3 +232,58 @@ async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Bo
         sockets = kinds.pop("socket")
         assert kinds == {"null": 3, "anon_inode:[eventpoll]": 1, "oom_score_adj": 1, "uid-ranges": 1}
         assert sockets <= 6, "the listener, the loop's and the reaper's own pair, a connection from the host"
+
+
+async def test_root_inside_cannot_change_the_limits_of_pid_1(host_box: Box) -> None:
+    code = """
+import resource
+for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_NPROC):
+    try:
+        resource.prlimit(1, kind, (5, 5))
+    except PermissionError:
+        print("refused")
+resource.prlimit(0, resource.RLIMIT_NOFILE, (50, 50))
+"""
+    assert await python(host_box, code) == "refused\nrefused\nrefused"
+
+
+async def test_neighbours_share_no_device_to_lock_or_watch(neighbours: tuple[Box, Box]) -> None:
+    one, other = neighbours
+    for path in ("/dev/null", "/dev", "/proc/acpi", "/sys/firmware"):
+        async with one.link.operation(Exec(argv=["flock", path, "sh", "-c", "echo held; sleep 60"])) as connection:
+            assert (await connection.next_frame()).payload == b"held\n"
+            assert (await one.sh(f"flock -n {path} true")).done.exit_code == 1, "the lock is one"
+            assert (await other.sh(f"flock -n {path} true")).done.exit_code == 0, path
+    inodes = {await box.text("stat -c %d:%i /dev/null") for box in neighbours}
+    assert len(inodes) == 2
+
+
+async def test_locks_of_others_are_not_listed(neighbours: tuple[Box, Box]) -> None:
+    assert await neighbours[0].text("cat /proc/locks") == ""
+
+
+async def test_one_sandboxs_environment_is_not_in_the_memory_of_the_next(machine: Machine) -> None:
+    canary = "canary-" + os.urandom(12).hex()
+    secret = await machine.create("secretive", image="busybox", env={"API_KEY": canary})
+    assert canary.encode() in memory_of(secret.process.pid)
+    for number in range(4):
+        live = await machine.create(f"curious-{number}", image="busybox")
+        assert canary.encode() not in memory_of(live.process.pid)
+        await machine.destroy(live)
+    await machine.destroy(secret)
+
+
+def memory_of(pid: int) -> bytes:
+    content = b""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            if " rw" in line:
+                start, end = (int(word, 16) for word in line.split()[0].split("-"))
+                memory.seek(start)
+                content += memory.read(end - start)
+    return content
+
+
+async def test_asynchronous_io_of_the_whole_machine_is_out_of_reach(host_box: Box, probe: str) -> None:
+    output = await host_box.run("python3", "-c", probe, stdin=b"206 4096 0\n")
+    assert output.stdout == b"1\n"

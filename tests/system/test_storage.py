@@ -25,7 +25,7 @@ MIB = 2**20
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[PoolStorage]:
-    storage = PoolStorage(tmp_path / "state", size=512 * MIB)
+    storage = PoolStorage(tmp_path / "state", size=512 * MIB, overcommit=1)
     yield storage
     storage.close()
 
@@ -89,17 +89,24 @@ def test_disks_are_promised_only_as_far_as_the_pool_reaches(pool: PoolStorage) -
     pool.create(ONE, 300 * MIB)
 
 
+def test_the_same_disk_twice_counts_once(pool: PoolStorage) -> None:
+    pool.create(ONE, 400 * MIB)
+    with pytest.raises(AtollError):
+        pool.create(ONE, 50 * MIB)
+    pool.create(TWO, 100 * MIB)
+
+
 def test_promises_are_remembered_and_a_pool_grows(tmp_path: Path) -> None:
     first = PoolStorage(tmp_path, size=300 * MIB)
     first.create(ONE, 200 * MIB)
     (tmp_path / "disks/one/file").write_text("kept")
     first.close()
-    second = PoolStorage(tmp_path)
+    second = PoolStorage(tmp_path, overcommit=1)
     assert (second.size, (tmp_path / "disks/one/file").read_text()) == (300 * MIB, "kept")
     with pytest.raises(AtollError):
         second.create(TWO, 200 * MIB)
     second.close()
-    third = PoolStorage(tmp_path, size=600 * MIB)
+    third = PoolStorage(tmp_path, size=600 * MIB, overcommit=1)
     third.create(TWO, 200 * MIB)
     subprocess.run(["dd", "if=/dev/zero", f"of={tmp_path}/disks/two/f", "bs=1M", "count=150"], check=True, stderr=-3)
     third.close()
@@ -168,8 +175,9 @@ def test_a_pool_that_was_not_finished_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_without_the_programs_there_are_plain_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    storage = open_storage(tmp_path / "state")
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(tmp_path))
+        storage = open_storage(tmp_path / "state")
     assert isinstance(storage, DirectoryStorage)
     assert not storage.enforces_limits
     disk = storage.create(ONE, 20 * MIB)

@@ -36,6 +36,11 @@ def host(tmp_path: Path) -> Path:
     (root / "etc/closed.conf").chmod(0o600)
     (root / "etc/own.conf").write_text("token=abc\n")
     (root / "etc/ssl/certs/ca.pem").write_text("certificate")
+    (root / "etc/ssl/certs/own.pem").write_text("-----BEGIN PRIVATE KEY----- hunter2")
+    (root / "etc/ssl/certs/own.key").write_text("hunter2")
+    (root / "etc/pam.d").mkdir()
+    (root / "etc/pam.d/common-auth").write_text("auth required pam_ldap.so bindpw=hunter2\n")
+    (root / "etc/profile").write_text("export https_proxy=http://me:hunter2@proxy\n")
     (root / "etc/ssl/private/key.pem").write_text("key")
     (root / "root/.bash_history").write_text("secret")
     shipped = hashlib.md5(b"as shipped\n").hexdigest()
@@ -60,6 +65,16 @@ def test_only_what_is_public_comes_along(host: Path, tmp_path: Path) -> None:
         assert secret not in everything
     assert list((root / "root").iterdir()) == list((root / "home").iterdir()) == []
     assert not (root / "var/lib/dpkg/lock").exists()
+
+
+def test_modes_do_not_depend_on_the_builders_umask(host: Path, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        root = build(host, tmp_path / "store")
+    finally:
+        os.umask(before)
+    for name in ("etc", "etc/passwd", "var/lib/dpkg", "var/log/apt", "workspace", "etc/ssl/certs"):
+        assert (root / name).stat().st_mode & 0o044 == 0o044, name
 
 
 def test_accounts_of_people_stay_out_and_root_is_the_sandboxs() -> None:

@@ -66,6 +66,8 @@ def test_sizes_in_words(text: str, size: int) -> None:
         {"cpus": "many"},
         {"cpus": True},
         {"cpus": "9" * 5000},
+        {"cpus": "1e9999999999"},
+        {"cpus": "1/1e9"},
         {"memory": "1MiB"},
         {"memory": "lots"},
         {"memory": -5},

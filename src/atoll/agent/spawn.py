@@ -7,6 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 if TYPE_CHECKING:
@@ -105,13 +106,11 @@ class Pipes:
 
 def check_words(call: Exec) -> None:
     """What the kernel, or this agent, cannot take."""
-    values = (value for value in call.env.values() if value is not None)
+    check_environment(call.env)
     if not call.argv or not call.argv[0]:
         raise _invalid("the command is empty", "Give a program and its arguments.")
-    if any("\0" in word for word in (*call.argv, *call.env, *values, call.cwd or "")):
+    if any("\0" in word for word in (*call.argv, call.cwd or "")):
         raise _invalid("a NUL character is in the command", "Take it out.")
-    if bad := [name for name in call.env if not name or "=" in name]:
-        raise _invalid(f"{bad[0]!r:.100} is no name for a variable", "Give it a name without '='.")
     if call.timeout is not None and not 0 <= call.timeout <= MAX_TIMEOUT_SECONDS:
         remedy = f"Give 0 to {MAX_TIMEOUT_SECONDS} seconds, or none for no limit."
         raise _invalid(f"a timeout of {call.timeout} seconds cannot be kept", remedy)

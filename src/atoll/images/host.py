@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.images import debian_etc
 from atoll.images.names import HOST
-from atoll.images.skeleton import write_skeleton
+from atoll.images.skeleton import plain_umask, write_skeleton
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.rootfs import Overlay, Rootfs
 
@@ -118,7 +118,8 @@ class HostImage:
         try:
             root = work / "root"
             root.mkdir(mode=0o755)
-            self._fill(root)
+            with plain_umask():
+                self._fill(root)
             (work / "state.json").write_bytes(msgspec.json.encode(state))
             work.rename(target)
         except OSError as cause:
@@ -166,5 +167,5 @@ def system_name(host: Path) -> str:
 def copy_package_database(source: Path, target: Path) -> None:
     """What dpkg needs to know what is installed. Its lock files stay behind: they are the host's."""
     if source.is_dir():
-        ignore = shutil.ignore_patterns("lock", "lock-frontend", "triggers/Lock", "*-old")
+        ignore = shutil.ignore_patterns("lock", "lock-frontend", "Lock", "*-old")
         shutil.copytree(source, target, symlinks=True, ignore=ignore)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MODES = {
@@ -22,6 +25,16 @@ MODES = {
     "var/tmp": 0o1777,
     "workspace": 0o755,
 }
+
+
+@contextmanager
+def plain_umask() -> Iterator[None]:
+    """Modes in an image are its own, whatever the umask of who builds it."""
+    before = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def write_skeleton(root: Path) -> None:

@@ -23,6 +23,7 @@ class ErrorCode(StrEnum):
     INVALID_LIMITS = "INVALID_LIMITS"
     INVALID_IMAGE_NAME = "INVALID_IMAGE_NAME"
     INVALID_COMMAND = "INVALID_COMMAND"
+    INVALID_ENVIRONMENT = "INVALID_ENVIRONMENT"
     INVALID_REQUEST = "INVALID_REQUEST"
     IMAGE_NOT_FOUND = "IMAGE_NOT_FOUND"
     IMAGE_EXISTS = "IMAGE_EXISTS"
@@ -178,6 +179,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.INVALID_LIMITS: InvalidValueError,
     ErrorCode.INVALID_IMAGE_NAME: InvalidValueError,
     ErrorCode.INVALID_COMMAND: InvalidValueError,
+    ErrorCode.INVALID_ENVIRONMENT: InvalidValueError,
     ErrorCode.INVALID_REQUEST: InvalidValueError,
     ErrorCode.IMAGE_NOT_FOUND: NotFoundError,
     ErrorCode.IMAGE_EXISTS: AlreadyExistsError,

@@ -3,7 +3,8 @@
 Rules:
 1. One loop device per pool file, machine-wide. A second one on the same file would mount as another file system over
    the same bytes and destroy it; so devices are looked up by their file, under a lock, and never attached twice.
-2. The sum of all disks never exceeds the pool: a quota that others can use up is no promise.
+2. The sum of all disks never exceeds the pool times `overcommit`. At 1 every byte of every disk is certain; few
+   sandboxes use what they may, so the default lets more of them in.
 3. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
 """
 
@@ -29,6 +30,7 @@ PROGRAMS = ("mkfs.btrfs", "losetup", "mount", "umount")
 OPTIONS = "nosuid,nodev,noatime,discard=async"
 SIZE_ATTRIBUTE = "user.atoll.size"  # on a disk's top directory, which sandboxes do not see
 SHARE_OF_FREE_SPACE = 0.8
+OVERCOMMIT = 10.0
 MIN_POOL = 256 * 2**20  # what mkfs.btrfs wants, and a little more
 
 
@@ -49,7 +51,8 @@ class PoolStorage:
 
     enforces_limits = True
 
-    def __init__(self, state: Path, size: int | None = None) -> None:
+    def __init__(self, state: Path, size: int | None = None, overcommit: float = OVERCOMMIT) -> None:
+        self._overcommit = overcommit
         self._file = state / "pool.btrfs"
         self._mount = state / "disks"
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,15 +68,7 @@ class PoolStorage:
         return self._file.stat().st_size
 
     def create(self, sandbox: SandboxId, size: int) -> Path:
-        committed = sum(self._sizes.values())
-        if sandbox not in self._sizes and committed + size > self.size:
-            raise error(
-                ErrorCode.DISK_COMMITTED,
-                f"the pool has {self.size} bytes, of which {committed} are promised; {size} more do not fit",
-                remedy="Give sandboxes smaller disks, destroy some, or make the pool larger.",
-                committed=committed,
-                size=self.size,
-            )
+        self._admit(size)
         disk = self._mount / sandbox
         try:
             btrfs.create_subvolume(self._root, sandbox)
@@ -85,6 +80,17 @@ class PoolStorage:
             self.remove(sandbox)
             raise self._failure(cause) from cause
         return disk
+
+    def _admit(self, size: int) -> None:
+        committed, promised = sum(self._sizes.values()), int(self.size * self._overcommit)
+        if committed + size > promised:
+            raise error(
+                ErrorCode.DISK_COMMITTED,
+                f"of {promised} bytes that may be promised {committed} are; {size} more do not fit",
+                remedy="Give sandboxes smaller disks, destroy some, or make the pool larger.",
+                committed=committed,
+                size=self.size,
+            )
 
     def remove(self, sandbox: SandboxId) -> None:
         with suppress(FileNotFoundError):

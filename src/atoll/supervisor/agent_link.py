@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,6 +47,8 @@ UNREAD_FRAMES = 16  # frames that wait for the caller before the agent has to
 CONNECT_TIMEOUT = 10.0
 ANSWER_GRACE = 30.0  # on top of a command's own timeout
 INPUT_CHUNK = 64 * 1024
+MAX_OUTPUT_KEPT = 64 * 2**20
+CONNECT_PAUSE = 0.005
 
 T = TypeVar("T")
 
@@ -81,13 +84,15 @@ class AgentLink:
             self._directory = -1
 
     async def ping(self) -> Pong:
-        async with self.operation(Ping()) as connection, asyncio.timeout(ANSWER_GRACE):
+        async with self.operation(Ping()) as connection, deadline(ANSWER_GRACE):
             return decode(decode_pong, await connection.next_frame())
 
     async def run(self, call: Exec, stdin: bytes | None = None) -> CommandOutput:
-        """Run a command to its end and keep what it wrote."""
+        """Run a command to its end and keep what it wrote: `max_output` of each stream, or MAX_OUTPUT_KEPT."""
         if stdin is not None:
             call = msgspec.structs.replace(call, stdin=True)
+        if call.max_output is None:
+            call = msgspec.structs.replace(call, max_output=MAX_OUTPUT_KEPT)
         patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
         async with self.operation(call) as connection, deadline(patience):
             feeder = asyncio.create_task(connection.send_input(stdin)) if stdin is not None else None
@@ -114,10 +119,9 @@ class AgentLink:
             if connection.is_free:
                 return connection
             connection.abort()
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                _, protocol = await loop.create_unix_connection(AgentConnection, self._path)
+                return await self._connect()
         except TimeoutError as cause:
             raise AgentTimeoutError(
                 f"the agent did not take a connection within {CONNECT_TIMEOUT:g} seconds",
@@ -129,6 +133,21 @@ class AgentLink:
                 code=ErrorCode.SANDBOX_NOT_RUNNING,
                 remedy="Start the sandbox again.",
             ) from cause
+
+    async def _connect(self) -> AgentConnection:
+        peer = socket.socket(socket.AF_UNIX)
+        try:
+            peer.setblocking(False)
+            while True:
+                try:
+                    peer.connect(self._path)
+                    break
+                except BlockingIOError:  # so many wait already; a Unix socket cannot tell us when there is room
+                    await asyncio.sleep(CONNECT_PAUSE)
+            _, protocol = await asyncio.get_running_loop().create_unix_connection(AgentConnection, sock=peer)
+        except BaseException:
+            peer.close()
+            raise
         return protocol
 
 
@@ -278,7 +297,7 @@ async def collect(connection: AgentConnection, allowed: int | None) -> CommandOu
 def encode_call(call: Call) -> bytes:
     try:
         message = encode_message(call)
-    except (msgspec.MsgspecError, UnicodeEncodeError) as cause:
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError) as cause:
         raise error(
             ErrorCode.INVALID_COMMAND,
             f"the command cannot be sent: {cause}",
@@ -296,7 +315,7 @@ def encode_call(call: Call) -> bytes:
 def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
     try:
         return decoder(frame.payload)
-    except msgspec.MsgspecError as cause:
+    except (msgspec.MsgspecError, RecursionError) as cause:
         raise AgentMisbehavedError(f"the agent's answer makes no sense: {cause}", remedy="Stop the sandbox.") from cause
 
 

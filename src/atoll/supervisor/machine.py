@@ -15,6 +15,8 @@ import msgspec
 from atoll.engine.base import ProcessIdentity, SandboxSpec
 from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
+from atoll.protocol.environment import check_environment
+from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
 from atoll.storage.pool import open_storage
@@ -87,25 +89,47 @@ class Machine:
     ) -> LiveSandbox:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
         name, accepted = parse_sandbox_id(sandbox_id), parse_limits(limits)
+        check_environment(env or {})
         rootfs = self.images.resolve(image)
         disk = self.storage.create(name, accepted.disk)
         try:
             spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {}))
             sandbox = await self.engine.start(spec)
-            self._write_record(sandbox, rootfs, accepted)
+            try:
+                self._write_record(sandbox, rootfs, accepted)
+            except BaseException:
+                await self.engine.stop(sandbox)
+                raise
         except BaseException:
             self.storage.remove(name)
             raise
         return sandbox
 
     async def destroy(self, sandbox: LiveSandbox) -> None:
-        """End it and remove everything of it. Twice is fine."""
+        """End it and remove everything of it. Twice is fine, also when its id has a new owner in the meantime."""
+        if sandbox.pidfd is None and self._owner(sandbox.id) != sandbox.process:
+            return
         await self.engine.stop(sandbox)
         self.storage.remove(sandbox.id)
         self._record_path(sandbox.id).unlink(missing_ok=True)
 
     def record(self, sandbox_id: SandboxId) -> SandboxRecord:
-        return msgspec.json.decode(self._record_path(sandbox_id).read_bytes(), type=SandboxRecord)
+        path = self._record_path(sandbox_id)
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=SandboxRecord)
+        except msgspec.MsgspecError as cause:
+            raise error(
+                ErrorCode.STATE_DIRECTORY_UNUSABLE,
+                f"the record {path} is damaged: {cause}",
+                remedy="Remove the file; the sandbox's disk stays, and can be removed by hand.",
+                path=str(path),
+            ) from cause
+
+    def _owner(self, sandbox_id: SandboxId) -> ProcessIdentity | None:
+        try:
+            return self.record(sandbox_id).process
+        except FileNotFoundError:
+            return None
 
     def records(self) -> list[SandboxRecord]:
         return [self.record(SandboxId(path.stem)) for path in self._records.glob("*.json")]
@@ -123,8 +147,16 @@ class Machine:
         )
         path = self._record_path(sandbox.id)
         temporary = path.with_suffix(".new")
-        temporary.write_bytes(msgspec.json.encode(record))
-        temporary.replace(path)
+        try:
+            temporary.write_bytes(msgspec.json.encode(record))
+            temporary.replace(path)
+        except OSError as cause:
+            raise error(
+                ErrorCode.STATE_DIRECTORY_UNUSABLE,
+                f"the record {path} cannot be written: {cause.strerror}",
+                remedy="Check the state directory and its free space.",
+                path=str(path),
+            ) from cause
 
     def _record_path(self, sandbox_id: SandboxId) -> Path:
         return self._records / f"{sandbox_id}.json"

@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from atoll.protocol.rootfs import Overlay
 MAX_ANSWER = 1 << 16
 LOG_TAIL = 2_000
 EMBRYOS = 2
+ANSWER_SECONDS = 60.0  # a thousand times what it takes; a nursery that needs longer is stopped or lost
+CLOSE_SECONDS = 10.0
+SEND_PAUSE_SECONDS = 0.002
 
 
 class NativeEngine:
@@ -66,9 +70,8 @@ class NativeEngine:
             overlays=tuple(self._translate(overlay) for overlay in spec.rootfs.overlays),
             disk=self._in_nursery(spec.disk),
             resources=Resources(cpus=spec.limits.cpus, memory=spec.limits.memory, pids=spec.limits.pids),
-            env=spec.env,
         )
-        born, pidfd = await nursery.launch(launch)
+        born, pidfd = await nursery.launch(launch, spec.env)
         return LiveSandbox(
             id=spec.id,
             process=ProcessIdentity(pid=born.pid, start_time=born.start_time, boot_id=self._boot_id),
@@ -186,10 +189,14 @@ class NurseryProcess:
         nursery = cls(process, ours, log)
         opening = orders.Opening(runtime=str(root), exposures=exposures, embryos=embryos)
         try:
-            await nursery._send(orders.encode(opening))
-            await nursery._opened
-        except BaseException:
+            await nursery._send(orders.encode(opening), [])
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await nursery._opened
+        except BaseException as cause:
+            process.kill()
             await nursery.close()
+            if isinstance(cause, TimeoutError):
+                raise nursery._failure() from cause
             raise
         return nursery
 
@@ -197,15 +204,21 @@ class NurseryProcess:
         self._last_ticket += 1
         return self._last_ticket
 
-    async def launch(self, launch: orders.Launch) -> tuple[orders.Born, int]:
+    async def launch(self, launch: orders.Launch, env: dict[str, str]) -> tuple[orders.Born, int]:
         """The answer, and a pidfd of the sandbox's first process."""
         answer = self._waiting[launch.ticket] = self._loop.create_future()
         try:
-            await self._send(orders.encode(launch))
-            return await asyncio.shield(answer)
+            with _sealed(orders.encode(env)) as env_fd:
+                await self._send(orders.encode(launch), [env_fd])
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            answer.add_done_callback(_discard)
+            await _undo(answer)
             raise
+        except TimeoutError as cause:
+            answer.add_done_callback(_discard)
+            self._process.kill()
+            raise self._failure() from cause
         except AtollError:
             self._waiting.pop(launch.ticket, None)
             raise
@@ -214,19 +227,19 @@ class NurseryProcess:
         if self._process.returncode is None:
             pidfd = os.pidfd_open(self._process.pid)
             self._end()
+            self._loop.call_later(CLOSE_SECONDS, self._process.kill)
             await _ended(pidfd)
             self._process.wait()
 
-    async def _send(self, packet: bytes) -> None:
+    async def _send(self, packet: bytes, fds: list[int]) -> None:
         try:
-            await self._loop.sock_sendall(self._channel, packet)
+            while True:
+                try:
+                    socket.send_fds(self._channel, [packet], fds)
+                    return
+                except BlockingIOError:  # it has its hands full
+                    await asyncio.sleep(SEND_PAUSE_SECONDS)
         except OSError as cause:
-            if cause.errno == errno.EMSGSIZE:
-                raise error(
-                    ErrorCode.INVALID_REQUEST,
-                    f"the sandbox's environment and layers take {len(packet)} bytes, which is too much",
-                    remedy="Give it fewer or shorter variables; large values belong in a file.",
-                ) from cause
             raise self._failure() from cause
 
     def _on_readable(self) -> None:
@@ -245,9 +258,12 @@ class NurseryProcess:
         match answer:
             case orders.Opened():
                 self._opened.set_result(None)
-            case orders.Born():
+            case orders.Born() if fds:
                 os.set_inheritable(fds[0], False)
                 self._waiting.pop(answer.ticket).set_result((answer, fds[0]))
+            case orders.Born():
+                os.kill(answer.pid, signal.SIGKILL)
+                self._waiting.pop(answer.ticket).set_exception(_out_of_descriptors())
             case orders.Stillborn():
                 self._waiting.pop(answer.ticket).set_exception(start_error(answer))
 
@@ -332,11 +348,43 @@ def _make_private_directory(path: Path) -> None:
         ) from cause
 
 
+@contextmanager
+def _sealed(content: bytes) -> Iterator[int]:
+    """A descriptor of a file in memory."""
+    fd = os.memfd_create("environment", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, content)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+async def _undo(answer: asyncio.Future[tuple[orders.Born, int]]) -> None:
+    """Nobody wants this sandbox any more: wait for it, and for its end."""
+    try:
+        await asyncio.wait([answer])
+    except asyncio.CancelledError:
+        answer.add_done_callback(_discard)
+        raise
+    if not answer.exception():
+        _, pidfd = answer.result()
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        await _ended(pidfd)
+
+
 def _discard(answer: asyncio.Future[tuple[orders.Born, int]]) -> None:
-    """Nobody waits for this sandbox any more: end it."""
-    if answer.cancelled() or answer.exception():
-        return
-    _, pidfd = answer.result()
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    os.close(pidfd)
+    """The same, without anyone who could wait."""
+    if not answer.cancelled() and not answer.exception():
+        _, pidfd = answer.result()
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+
+
+def _out_of_descriptors() -> AtollError:
+    return error(
+        ErrorCode.SANDBOX_START_FAILED,
+        "this process has no descriptor left to hold a sandbox by",
+        remedy="Raise its limit of open files (ulimit -n), or stop some sandboxes.",
+    )

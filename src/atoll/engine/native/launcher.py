@@ -20,7 +20,7 @@ the sandbox it will be, so the nursery can have some ready. `hatch` gives it a r
                                                16 capabilities, no_new_privs
                                                17 seccomp, last: set-up needs what it forbids
                                                18 run the agent, report
-    19 the cpu quota; tell the engine
+    19 the cpu quota; tell the engine; keep ── 20 live on
 
 The child reports failures with the step's name. It shares no descriptor with another sandbox, no memory that is
 written, and no random state. If the nursery dies, an embryo ends and a hatched sandbox lives on.
@@ -54,7 +54,7 @@ from atoll.protocol.rootfs import Overlay
 NAMESPACES = (
     Namespace.USER | Namespace.MOUNT | Namespace.PID | Namespace.NET | Namespace.IPC | Namespace.UTS
 )  # and CGROUP, once the child is in its own cgroup
-READY = b"ready"
+READY, KEEP = b"ready", b"keep"
 PROCESS_NAME = b"atoll-agent"
 SOCKETS = "/agents"
 MAX_ORDER = 1 << 18
@@ -92,11 +92,10 @@ class Embryo(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What turns an embryo into a sandbox. The disk and the layers come along as descriptors."""
+    """What turns an embryo into a sandbox. Environment, disk and layers come along as descriptors, in that order."""
 
     hostname: str
     overlays: tuple[Overlay, ...]
-    env: dict[str, str]
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -128,6 +127,7 @@ class Steps:
 
 
 _encode = msgspec.msgpack.Encoder().encode
+_decode_env = msgspec.msgpack.Decoder(dict[str, str]).decode
 _decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_failure = msgspec.msgpack.Decoder(Failure).decode
 
@@ -186,7 +186,7 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     return Embryo(pid, pidfd, uid_base, userns, ours, socket_name)
 
 
-def hatch(embryo: Embryo, launch: Launch, kit: Kit) -> None:
+def hatch(embryo: Embryo, launch: Launch, env: int, kit: Kit) -> None:
     """Steps 10 to 12. The answer comes on the embryo's channel."""
     steps = Steps()
     with ExitStack() as close:
@@ -211,8 +211,8 @@ def hatch(embryo: Embryo, launch: Launch, kit: Kit) -> None:
                 close.callback(os.close, trees[-1])
 
             steps.at("send the order")
-            order = Order(launch.sandbox_id, launch.overlays, launch.env)
-            socket.send_fds(embryo.channel, [_encode(order)], trees)
+            order = Order(launch.sandbox_id, launch.overlays)
+            socket.send_fds(embryo.channel, [_encode(order)], [env, *trees])
         except Exception as cause:
             raise LaunchFailed(steps.failed(cause)) from cause
 
@@ -237,7 +237,7 @@ class _Child:
             channel = socket.socket(fileno=_CHANNEL)
             agent = self._become_embryo(channel)
             env = self._become_sandbox(channel)
-            agent.run(env, on_ready=lambda: _report(channel, READY))
+            agent.run(env, on_ready=lambda: _report(channel, agent))
         except BaseException as cause:
             with suppress(OSError):
                 os.write(_CHANNEL, _encode(self._steps.failed(cause)))
@@ -265,7 +265,7 @@ class _Child:
 
     def _become_sandbox(self, channel: socket.socket) -> dict[str, str]:
         """Returns the environment of what will run here."""
-        packet, trees = _receive(channel)
+        packet, (env, *trees) = _receive(channel)
         order = _decode_order(packet)
         self._steps.at("set the host name")
         syscalls.set_hostname(order.hostname)
@@ -273,14 +273,15 @@ class _Child:
         mounts.mount_overlays(order.overlays, trees[0], trees[1:])
         self._steps.at("enter the root")
         mounts.enter_root(order.overlays)
-        for tree in trees:
-            os.close(tree)
+        variables = _decode_env(os.pread(env, os.fstat(env).st_size, 0))
+        for fd in (env, *trees):
+            os.close(fd)
         self._steps.at("drop capabilities")
         capabilities.drop_the_rest()
         self._steps.at("install the seccomp filter")
         self._kit.seccomp.install()
         self._steps.at("run the agent")
-        return order.env
+        return variables
 
 
 def _keep_descriptors(listener: socket.socket, channel: socket.socket, range_holder: int) -> None:
@@ -296,7 +297,7 @@ def _keep_descriptors(listener: socket.socket, channel: socket.socket, range_hol
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    packet, fds, _, _ = socket.recv_fds(channel, MAX_ORDER, MAX_LAYERS + 1)
+    packet, fds, _, _ = socket.recv_fds(channel, MAX_ORDER, MAX_LAYERS + 2)
     if not packet:
         os._exit(0)  # the nursery is gone, and nobody knows of us
     for fd in fds:
@@ -304,9 +305,17 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
     return packet, fds
 
 
-def _report(channel: socket.socket, report: bytes) -> None:
-    with channel:
-        channel.send(report)
+def _report(channel: socket.socket, agent: Agent) -> None:
+    """Say that we are ready, and live on only if somebody hears it: a sandbox nobody knows of must not be left."""
+    channel.send(READY)
+    agent.loop.add_reader(channel, _take_answer, channel, agent)
+
+
+def _take_answer(channel: socket.socket, agent: Agent) -> None:
+    if channel.recv(len(KEEP)) != KEEP:
+        os._exit(0)
+    agent.loop.remove_reader(channel)
+    channel.close()
 
 
 def _make_writable_layer(path: str) -> bool:

@@ -10,6 +10,7 @@ Started as `python -I -m atoll.engine.native.nursery FD`.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import selectors
@@ -34,12 +35,14 @@ from atoll.engine.native.uid_ranges import UidRanges
 
 IDLE_SECONDS = 0.01  # without an order for so long, there is time to prepare for the next
 RETIRE_ATTEMPTS = 20
+PAUSE_AFTER_FAILURE_SECONDS = 1.0
 
 
 class Birth(msgspec.Struct, frozen=True):
-    """A launch under way."""
+    """A launch under way. `env` is a descriptor, passed on unread."""
 
     launch: orders.Launch
+    env: int
     embryo: Embryo
     was_waiting: bool
 
@@ -53,6 +56,7 @@ class Nursery:
         self._embryos: deque[Embryo] = deque()
         self._embryos_wanted = embryos_wanted
         self._under_way = 0
+        self._prepare_after = 0.0
         self._emptying: set[str] = set()  # cgroups whose last process is on its way out
         self._selector = selectors.EpollSelector()
 
@@ -60,8 +64,8 @@ class Nursery:
         """Until the engine hangs up."""
         self._selector.register(self._engine, selectors.EVENT_READ, self._take_order)
         while True:
-            may_prepare = len(self._embryos) < self._embryos_wanted and not self._under_way
-            events = self._selector.select(IDLE_SECONDS if may_prepare or self._emptying else None)
+            may_prepare = self._may_prepare()
+            events = self._selector.select(self._patience(may_prepare))
             if not events:
                 self._remove_groups()
             if not events and may_prepare:
@@ -82,29 +86,43 @@ class Nursery:
             time.sleep(IDLE_SECONDS)
             self._remove_groups()
 
+    def _patience(self, may_prepare: bool) -> float | None:
+        """How long to wait for an event before doing what can wait."""
+        if may_prepare or self._emptying:
+            return IDLE_SECONDS
+        return PAUSE_AFTER_FAILURE_SECONDS if len(self._embryos) < self._embryos_wanted else None
+
+    def _may_prepare(self) -> bool:
+        is_wanted = len(self._embryos) < self._embryos_wanted and not self._under_way
+        return is_wanted and time.monotonic() >= self._prepare_after
+
     def _prepare(self) -> None:
         try:
             self._embryos.append(launcher.conceive(self._kit))
-        except LaunchFailed:
-            # The next order tries again, and reports what it meets.
-            self._embryos_wanted = 0
+        except LaunchFailed:  # the next order tries anyway, and reports what it meets
+            self._prepare_after = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
 
     def _take_order(self) -> bool:
-        packet = self._engine.recv(launcher.MAX_ORDER)
+        packet, fds, _, _ = socket.recv_fds(self._engine, launcher.MAX_ORDER, 1)
         if packet:
-            self._begin(orders.decode_launch(packet))
+            launch = orders.decode_launch(packet)
+            if fds:
+                self._begin(launch, fds[0])
+            else:
+                self._regret(launch, Failure("receive the environment", errno.EMFILE, os.strerror(errno.EMFILE)))
         return bool(packet)
 
-    def _begin(self, launch: orders.Launch) -> None:
+    def _begin(self, launch: orders.Launch, env: int) -> None:
         was_waiting = bool(self._embryos)
         try:
             embryo = self._embryos.popleft() if was_waiting else launcher.conceive(self._kit)
         except LaunchFailed as cause:
+            os.close(env)
             self._regret(launch, cause.failure)
             return
-        birth = Birth(launch, embryo, was_waiting)
+        birth = Birth(launch, env, embryo, was_waiting)
         try:
-            launcher.hatch(embryo, launch, self._kit)
+            launcher.hatch(embryo, launch, env, self._kit)
         except LaunchFailed as cause:
             self._abandon(birth, cause.failure)
         else:
@@ -124,7 +142,7 @@ class Nursery:
 
     def _announce(self, birth: Birth) -> None:
         embryo = birth.embryo
-        self._let_go(embryo)
+        os.close(birth.env)
         self._kit.cgroups.set_cpus(embryo.cgroup, birth.launch.resources.cpus)
         self._selector.register(embryo.pidfd, selectors.EVENT_READ, lambda: self._bury(embryo))
         with open(f"/proc/{embryo.pid}/stat", "rb") as file:
@@ -137,6 +155,8 @@ class Nursery:
             socket_name=embryo.socket_name,
         )
         socket.send_fds(self._engine, [orders.encode(born)], [embryo.pidfd])
+        embryo.channel.send(launcher.KEEP)
+        self._let_go(embryo)
 
     def _abandon(self, birth: Birth, failure: Failure | None) -> None:
         """A launch failed. An embryo that was killed while it waited is no reason to give up."""
@@ -146,8 +166,9 @@ class Nursery:
         self._collect(birth.embryo)
         is_dead = failure is None or failure.step == "send the order"
         if is_dead and birth.was_waiting:
-            self._begin(birth.launch)
+            self._begin(birth.launch, birth.env)
         else:
+            os.close(birth.env)
             self._regret(birth.launch, failure or Failure("set up the sandbox", 0, "its first process was killed"))
 
     def _regret(self, launch: orders.Launch, failure: Failure) -> None:
@@ -216,6 +237,7 @@ def main() -> None:
     engine.set_inheritable(False)
     sys.argv[1:] = []
     agent.reset_signals()
+    os.umask(0o022)  # the modes of what it makes are meant
     # Every sandbox shows this as the command line of its PID 1.
     syscalls.overwrite_arguments(launcher.PROCESS_NAME)
     syscalls.prctl(Prctl.SET_NAME, b"atoll-nursery")

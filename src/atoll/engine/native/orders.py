@@ -27,14 +27,17 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """Make a sandbox. Every path is one in the nursery's root."""
+    """Make a sandbox. Every path is one in the nursery's root.
+
+    Its environment comes along as a descriptor that the nursery passes on unread: what is in the nursery's memory is
+    in that of every sandbox it makes afterwards.
+    """
 
     ticket: int
     sandbox_id: str
     overlays: tuple[Overlay, ...]
     disk: str
     resources: Resources
-    env: dict[str, str]
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):

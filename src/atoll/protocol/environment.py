@@ -1,0 +1,30 @@
+"""Environment variables: what the kernel takes as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atoll.protocol.errors import ErrorCode, error
+
+MAX_ENVIRONMENT = 128 * 1024  # names and values together; what is larger belongs in a file
+
+
+def check_environment(env: Mapping[str, str | None]) -> None:
+    """Raise INVALID_ENVIRONMENT for what no process could be given."""
+    size = 0
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise _invalid(f"{name!r:.100} is no name for a variable", "Give it a name, without '=' and NUL.")
+        if value is not None and (not isinstance(value, str) or "\0" in value):
+            raise _invalid(f"{name}={value!r:.100} is no value for a variable", "Give text without NUL.")
+        try:
+            size += len(name.encode()) + len((value or "").encode())
+        except UnicodeEncodeError as cause:
+            raise _invalid(f"{name!r:.100} or its value is not valid text", "Use text that can be UTF-8.") from cause
+    if size > MAX_ENVIRONMENT:
+        remedy = f"Keep it below {MAX_ENVIRONMENT} bytes; large values belong in a file."
+        raise _invalid(f"the environment takes {size} bytes", remedy)
+
+
+def _invalid(message: str, remedy: str) -> Exception:
+    return error(ErrorCode.INVALID_ENVIRONMENT, message, remedy=remedy)
