@@ -245,3 +245,28 @@ async def test_ping(box: Box) -> None:
     assert (await box.link.ping()).commands_running == 0
     async with box.link.operation(Exec(argv=["sleep", "60"])):
         assert (await box.link.ping()).commands_running == 1
+
+
+STOPPER = """
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void) {
+    for (;;) {
+        pid_t pid = fork();
+        if (pid == 0) _exit(0);
+        waitpid(pid, 0, 0);
+        for (int i = 0; i < 200; i++) for (int k = 1; k < 4; k++) kill(pid + k, SIGSTOP);
+    }
+}
+"""
+
+
+async def test_stopping_whatever_the_agent_spawns_does_not_stop_the_agent(host_box: Box) -> None:
+    """The next pid can be guessed, and a child stopped before it execs holds its parent."""
+    await host_box.sh("cat >s.c && gcc -O -o s s.c && (setsid ./s >/dev/null 2>&1 &)", stdin=STOPPER.encode())
+    codes = set()
+    for _ in range(60):
+        codes.add((await host_box.run("true", timeout=0.3)).done.exit_code)
+        await host_box.link.ping()
+    assert codes & {124, 137}, "the stopper has hit nothing; then this test shows nothing"

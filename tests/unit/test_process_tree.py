@@ -6,13 +6,13 @@ from atoll.agent.process_tree import ProcessStat, members_of, parse_stat
 
 
 def process(pid: int, parent: int, session: int, *, start: int = 1, zombie: bool = False) -> ProcessStat:
-    return ProcessStat(pid, parent, session, start, zombie)
+    return ProcessStat(pid, parent, session, start, b"Z" if zombie else b"S", b"sh")
 
 
 @pytest.mark.parametrize("name", [b"sh", b"a b", b") S 1 1 1", b"((", b"\xff\xfe"])
 def test_a_name_full_of_brackets_does_not_shift_the_fields(name: bytes) -> None:
     tail = b"S 7 42 41 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2 3"
-    assert parse_stat(b"42 (" + name + b") " + tail) == ProcessStat(42, 7, 41, 9876, False)
+    assert parse_stat(b"42 (" + name + b") " + tail) == ProcessStat(42, 7, 41, 9876, b"S", name)
 
 
 def test_descendants_and_session_mates_belong_and_others_do_not() -> None:

@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from atoll.agent.guard import SpawnGuard
 from atoll.agent.process_tree import ProcessTree
 from atoll.agent.spawn import Pipes, check_words, spawn
 from atoll.protocol.frames import FrameKind
@@ -52,6 +53,7 @@ class CommandRunner:
         self.loop = loop
         self.env: dict[str, str] = {}
         self.running: set[Command] = set()
+        self.guard = SpawnGuard()
         self._reaper = reaper
         self._oom_score_fd = oom_score_fd
         self._drained: list[int] = []
@@ -63,7 +65,8 @@ class CommandRunner:
         # child would cost a full fork.
         os.pwrite(self._oom_score_fd, OOM_SCORE_OF_COMMANDS, 0)
         try:
-            pid = spawn(call, pipes, self.env)
+            with self.guard:
+                pid = spawn(call, pipes, self.env)
         finally:
             os.pwrite(self._oom_score_fd, OOM_SCORE_OF_AGENT, 0)
         command = Command(self, pid, pipes, call, owner)

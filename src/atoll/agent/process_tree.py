@@ -23,7 +23,12 @@ class ProcessStat(NamedTuple):
     parent: int
     session: int
     start_time: int
-    is_zombie: bool
+    state: bytes
+    name: bytes
+
+    @property
+    def is_zombie(self) -> bool:
+        return self.state in (b"Z", b"X")
 
     @property
     def identity(self) -> Identity:
@@ -34,8 +39,8 @@ def parse_stat(text: bytes) -> ProcessStat:
     """/proc/PID/stat. The name in brackets may hold brackets and spaces, so the fields count from the last one."""
     head, _, tail = text.rpartition(b")")
     fields = tail.split()
-    pid = int(head.split(b" ", 1)[0])
-    return ProcessStat(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in (b"Z", b"X"))
+    pid, _, name = head.partition(b" (")
+    return ProcessStat(int(pid), int(fields[1]), int(fields[3]), int(fields[19]), fields[0], name)
 
 
 def members_of(session: int, known: set[Identity], table: list[ProcessStat]) -> set[Identity]:

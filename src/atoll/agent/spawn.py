@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from typing import TYPE_CHECKING
 
+from atoll.agent.posix_spawn import posix_spawn
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
@@ -22,23 +22,15 @@ MAX_TIMEOUT_SECONDS = 10**7
 def spawn(call: Exec, pipes: Pipes, base_env: Mapping[str, str]) -> int:
     """The pid of the new process, which leads its own session and holds no descriptor but 0, 1 and 2.
 
-    posix_spawn rather than subprocess: it is a tenth of a millisecond faster, and a third of what `true` takes.
-    It knows no directory, so the agent, which has no other thread, goes there itself for a moment.
+    posix_spawn knows no directory, so the agent goes there itself for a moment.
     """
     env = {**base_env, **call.env}
     variables = {name: value for name, value in env.items() if value is not None}
-    stdin = (os.POSIX_SPAWN_DUP2, pipes.stdin[0], 0) if pipes.stdin else _NO_INPUT
-    outputs = ((os.POSIX_SPAWN_DUP2, pipes.stdout[1], 1), (os.POSIX_SPAWN_DUP2, pipes.stderr[1], 2))
     try:
         _enter(call.cwd)
-        return os.posix_spawn(
-            find_program(call.argv[0], variables.get("PATH", os.defpath)),
-            call.argv,
-            variables,
-            file_actions=(stdin, *outputs),
-            setsid=True,
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores them for itself
-        )
+        program = find_program(call.argv[0], variables.get("PATH", os.defpath))
+        stdin = pipes.stdin[0] if pipes.stdin else None
+        return posix_spawn(program, call.argv, variables, stdin, pipes.stdout[1], pipes.stderr[1])
     except AtollError:
         pipes.close_ours()
         raise
@@ -48,9 +40,6 @@ def spawn(call: Exec, pipes: Pipes, base_env: Mapping[str, str]) -> int:
     finally:
         pipes.close_theirs()
         os.chdir("/")
-
-
-_NO_INPUT = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
 
 
 def _enter(cwd: str | None) -> None:

@@ -1,0 +1,51 @@
+"""Frees the agent from a spawn that somebody inside has stopped.
+
+While a child has not exec'd yet, its parent waits for it in the kernel and hears nothing else. Root inside can guess
+the child's pid and send it SIGSTOP in that moment. So a spawn runs under a timer. If it fires, a second thread, which
+nothing inside can stop since it belongs to PID 1, kills the child, and the command is one that was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from atoll.agent.process_tree import ProcessStat, parse_stat, read_process_table
+
+PATIENCE_SECONDS = 0.1  # a spawn takes one; a busy machine is no reason to kill it, only being stopped is
+
+
+class SpawnGuard:
+    """`with guard:` around each spawn. Until `start` it guards nothing."""
+
+    def __init__(self) -> None:
+        self._is_on_duty = False
+
+    def start(self) -> None:
+        # Blocked, the signal goes to whoever waits for it, and never interrupts the loop.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        threading.Thread(target=self._watch, name="spawn guard", daemon=True).start()
+        self._is_on_duty = True
+
+    def __enter__(self) -> None:
+        if self._is_on_duty:
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS, PATIENCE_SECONDS)
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_on_duty:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _watch(self) -> None:
+        with open("/proc/self/stat", "rb") as file:
+            us = parse_stat(file.read())
+        while True:
+            signal.sigwait([signal.SIGALRM])
+            for process in read_process_table():
+                if is_stopped_before_exec(process, us):
+                    os.kill(process.pid, signal.SIGKILL)
+
+
+def is_stopped_before_exec(process: ProcessStat, us: ProcessStat) -> bool:
+    """Until it execs, a child has our name."""
+    return process.parent == us.pid and process.name == us.name and process.state in (b"T", b"t")

@@ -1,0 +1,59 @@
+"""posix_spawn without the interpreter lock.
+
+`os.posix_spawn` and `subprocess` keep the lock while the parent waits for its child to exec. Something inside can stop
+that child with a signal, and then no thread of ours could run to help it. Through ctypes the lock is free.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+_libc = ctypes.CDLL(None)
+
+_SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
+_ROOM_FOR_ACTIONS, _ROOM_FOR_ATTRIBUTES, _ROOM_FOR_SIGNALS = 256, 1024, 128  # more than any C library's structures take
+
+
+def posix_spawn(
+    path: str, argv: Sequence[str], env: Mapping[str, str], stdin: int | None, stdout: int, stderr: int
+) -> int:
+    """The pid of a new process in its own session, its signals at their defaults. Without `stdin` it reads nothing."""
+    actions = ctypes.create_string_buffer(_ROOM_FOR_ACTIONS)
+    _libc.posix_spawn_file_actions_init(actions)
+    if stdin is None:
+        _libc.posix_spawn_file_actions_addopen(actions, 0, b"/dev/null", os.O_RDONLY, 0)
+    else:
+        _libc.posix_spawn_file_actions_adddup2(actions, stdin, 0)
+    _libc.posix_spawn_file_actions_adddup2(actions, stdout, 1)
+    _libc.posix_spawn_file_actions_adddup2(actions, stderr, 2)
+    pid = ctypes.c_int()
+    variables = [f"{name}={value}" for name, value in env.items()]
+    number = _libc.posix_spawn(
+        ctypes.byref(pid), os.fsencode(path), actions, _attributes, _vector(argv), _vector(variables)
+    )
+    _libc.posix_spawn_file_actions_destroy(actions)
+    if number:
+        raise OSError(number, os.strerror(number))
+    return pid.value
+
+
+def _vector(words: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
+
+
+def _make_attributes() -> ctypes.Array[ctypes.c_char]:
+    attributes = ctypes.create_string_buffer(_ROOM_FOR_ATTRIBUTES)
+    _libc.posix_spawnattr_init(attributes)
+    _libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSID | _SETSIGDEF | _SETSIGMASK))
+    signals = ctypes.create_string_buffer(_ROOM_FOR_SIGNALS)
+    _libc.posix_spawnattr_setsigmask(attributes, signals)  # empty: nothing is blocked
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
+        _libc.sigaddset(signals, number)
+    _libc.posix_spawnattr_setsigdefault(attributes, signals)
+    return attributes
+
+
+_attributes = _make_attributes()
