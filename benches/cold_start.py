@@ -249,35 +249,33 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     rounds = parser.parse_args().rounds
-    with ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as directory:
+        work = Path(directory)
         work.chmod(0o755)
-        machine = await _enter(stack, Machine(work / "state", work / "run"))
-        layer = Path(machine.images.resolve("host").overlays[0].layers[0])
-        shown = work / "layer"  # the state directory is private; the C program's child must get through
-        shutil.copytree(layer, shown, symlinks=True)
-        variants: dict[str, Variant] = {"subprocess.run": Bare()}
-        floor = Floor(work, shown)
-        stack.callback(floor.close)
-        variants["C floor"] = floor
-        if shutil.which("crun"):
-            crun = Crun(work, shown)
-            stack.callback(crun.close)
-            variants["crun run"] = crun
-        if image := docker_image():
-            variants["docker run"] = Docker(image)
-        variants["atoll cold"] = Cold(machine)
-        sandbox = await machine.create("bench-warm")
-        async with AgentLink(sandbox.agent_socket) as link:
-            variants["atoll warm"] = Warm(link)
-            report(await measure(variants, rounds))
-        await machine.destroy(sandbox)
-        await machine.engine.close()
+        async with Machine(work / "state", work / "run") as machine:
+            with ExitStack() as stack:
+                await compare(machine, work, stack, rounds)
 
 
-async def _enter(stack: ExitStack, machine: Machine) -> Machine:
-    await machine.__aenter__()
-    return machine
+async def compare(machine: Machine, work: Path, stack: ExitStack, rounds: int) -> None:
+    layer = Path(machine.images.resolve("host").overlays[0].layers[0])
+    shown = work / "layer"  # the state directory is private; the C program's child must get through
+    shutil.copytree(layer, shown, symlinks=True)
+    floor = Floor(work, shown)
+    stack.callback(floor.close)
+    variants: dict[str, Variant] = {"subprocess.run": Bare(), "C floor": floor}
+    if shutil.which("crun"):
+        crun = Crun(work, shown)
+        stack.callback(crun.close)
+        variants["crun run"] = crun
+    if image := docker_image():
+        variants["docker run"] = Docker(image)
+    variants["atoll cold"] = Cold(machine)
+    sandbox = await machine.create("bench-warm")
+    async with AgentLink(sandbox.agent_socket) as link:
+        variants["atoll warm"] = Warm(link)
+        report(await measure(variants, rounds))
+    await machine.destroy(sandbox)
 
 
 if __name__ == "__main__":

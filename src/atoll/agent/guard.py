@@ -17,24 +17,30 @@ PATIENCE_SECONDS = 0.1  # a spawn takes one; a busy machine is no reason to kill
 
 
 class SpawnGuard:
-    """`with guard:` around each spawn. Until `start` it guards nothing."""
+    """`with guard:` around each spawn. Until it is armed it guards nothing."""
 
     def __init__(self) -> None:
-        self._is_on_duty = False
+        self._is_armed = self._is_on_duty = self._has_company = False
 
-    def start(self) -> None:
-        # Blocked, the signal goes to whoever waits for it, and never interrupts the loop.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
-        threading.Thread(target=self._watch, name="spawn guard", daemon=True).start()
-        self._is_on_duty = True
+    def arm(self) -> None:
+        self._is_armed = True
 
     def __enter__(self) -> None:
-        if self._is_on_duty:
+        # Before the first command nobody is there who could do harm, and a start need not pay for a thread.
+        if self._is_armed and self._has_company:
+            self._is_on_duty = self._is_on_duty or self._go_on_duty()
             signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS, PATIENCE_SECONDS)
+        self._has_company = True
 
     def __exit__(self, *_: object) -> None:
         if self._is_on_duty:
             signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _go_on_duty(self) -> bool:
+        # Blocked, the signal goes to whoever waits for it, and never interrupts the loop.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        threading.Thread(target=self._watch, name="spawn guard", daemon=True).start()
+        return True
 
     def _watch(self) -> None:
         with open("/proc/self/stat", "rb") as file:

@@ -63,7 +63,7 @@ class Agent:
         """Serve, and never return. `env` is what commands start from."""
         become_pid_1()
         self._runner.env = dict(env)
-        self._runner.guard.start()
+        self._runner.guard.arm()
         on_ready()
         self.loop.run_forever()
         os._exit(0)
