@@ -19,9 +19,10 @@ check: ## format, lint and type-check
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/mypy
 
-bench: ## how fast it is, against the kernel's own price and crun
+bench: ## how fast and how small it is, against the kernel's own price and crun
 	@scripts/setup bench
 	@.venv/bin/python benches/cold_start.py
+	@.venv/bin/python benches/density.py
 
 seccomp: ## compile the system-call filter again after a change to its policy
 	@scripts/setup test

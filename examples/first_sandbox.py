@@ -44,7 +44,8 @@ async def show(state: Path) -> None:
         print(f"{watch}  built the host image: this machine's /usr under a small root of its own")
         watch = Stopwatch()
         await machine.destroy(await machine.create("warm-up"))
-        print(f"{watch}  started the nursery, made a first sandbox and destroyed it")
+        enforced = "enforced" if machine.storage.enforces_limits else "not enforced (no btrfs or loop devices here)"
+        print(f"{watch}  started the nursery, made a first sandbox and destroyed it; disk limits are {enforced}")
         await asyncio.sleep(0.1)  # what a real server has between two requests: time to prepare the next
 
         watch = Stopwatch()
