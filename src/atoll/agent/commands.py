@@ -60,19 +60,22 @@ class CommandRunner:
 
     def start(self, call: Exec, owner: CommandOwner) -> Command:
         check_words(call)
-        pipes = Pipes(call.stdin)
-        # Children inherit the score. Raising our own for the length of a vfork costs two writes; setting it in the
-        # child would cost a full fork.
-        os.pwrite(self._oom_score_fd, OOM_SCORE_OF_COMMANDS, 0)
-        try:
-            with self.guard:
-                pid = spawn(call, pipes, self.env)
-        finally:
-            os.pwrite(self._oom_score_fd, OOM_SCORE_OF_AGENT, 0)
+        with self.guard:
+            pipes = Pipes(call.stdin)
+            pid = self._spawn(call, pipes)
         command = Command(self, pid, pipes, call, owner)
         self._reaper.watch(pid, command.on_exit)
         self.running.add(command)
         return command
+
+    def _spawn(self, call: Exec, pipes: Pipes) -> int:
+        # Children inherit the score. Raising our own for the length of a vfork costs two writes; setting it in the
+        # child would cost a full fork.
+        os.pwrite(self._oom_score_fd, OOM_SCORE_OF_COMMANDS, 0)
+        try:
+            return spawn(call, pipes, self.env)
+        finally:
+            os.pwrite(self._oom_score_fd, OOM_SCORE_OF_AGENT, 0)
 
     def drain(self, fd: int) -> None:
         """Read `fd` and drop it all, until nobody can write to it any more."""

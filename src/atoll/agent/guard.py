@@ -12,6 +12,7 @@ import signal
 import threading
 
 from atoll.agent.process_tree import ProcessStat, parse_stat, read_process_table
+from atoll.agent.spawn import no_room
 
 PATIENCE_SECONDS = 0.1  # a spawn takes one; a busy machine is no reason to kill it, only being stopped is
 
@@ -39,7 +40,10 @@ class SpawnGuard:
     def _go_on_duty(self) -> bool:
         # Blocked, the signal goes to whoever waits for it, and never interrupts the loop.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
-        threading.Thread(target=self._watch, name="spawn guard", daemon=True).start()
+        try:
+            threading.Thread(target=self._watch, name="spawn guard", daemon=True).start()
+        except RuntimeError as cause:
+            raise no_room("a command", "no thread can be started") from cause
         return True
 
     def _watch(self) -> None:

@@ -76,7 +76,7 @@ class Pipes:
         except OSError as cause:
             for fd in (fd for pair in pairs for fd in pair):
                 os.close(fd)
-            raise no_room("a command", cause) from cause
+            raise no_room("a command", cause.strerror) from cause
         self.stdout, self.stderr = pairs[:2]
         self.stdin = pairs[2] if with_stdin else None
         self._ours = [self.stdout[0], self.stderr[0], *(pair[1] for pair in pairs[2:])]
@@ -131,7 +131,7 @@ def spawn_error(program: str, cause: OSError) -> AtollError:
                 command=program[:200],
             )
         case errno.EAGAIN | errno.ENOMEM:
-            return no_room(f"{program!r:.200}", cause)
+            return no_room(f"{program!r:.200}", cause.strerror)
         case errno.E2BIG:
             remedy = "Pass what is large on standard input or in a file."
             return _invalid("the arguments and variables are longer than the kernel takes", remedy)
@@ -143,9 +143,9 @@ def spawn_error(program: str, cause: OSError) -> AtollError:
     )
 
 
-def no_room(what: str, cause: OSError) -> AtollError:
+def no_room(what: str, why: str | None) -> AtollError:
     return error(
         ErrorCode.PROCESS_LIMIT_REACHED,
-        f"{what} could not start: the sandbox has no room for another process ({cause.strerror})",
+        f"{what} could not start: the sandbox has no room for another process ({why})",
         remedy="End some of its processes, or give it higher limits.",
     )
