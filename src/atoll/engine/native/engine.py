@@ -26,6 +26,7 @@ LOG_TAIL = 2_000
 EMBRYOS = 2
 ANSWER_SECONDS = 60.0  # a thousand times what it takes; a nursery that needs longer is stopped or lost
 CLOSE_SECONDS = 10.0
+LAUNCH_ATTEMPTS = 3
 SEND_PAUSE_SECONDS = 0.002
 
 
@@ -63,15 +64,7 @@ class NativeEngine:
         return self._nursery.pid if self._nursery else None
 
     async def start(self, spec: SandboxSpec) -> LiveSandbox:
-        nursery = await self._running_nursery()
-        launch = orders.Launch(
-            ticket=nursery.next_ticket(),
-            sandbox_id=spec.id,
-            overlays=tuple(self._translate(overlay) for overlay in spec.rootfs.overlays),
-            disk=self._in_nursery(spec.disk),
-            resources=Resources(cpus=spec.limits.cpus, memory=spec.limits.memory, pids=spec.limits.pids),
-        )
-        born, pidfd = await nursery.launch(launch, spec.env)
+        born, pidfd = await self._launch(spec)
         return LiveSandbox(
             id=spec.id,
             process=ProcessIdentity(pid=born.pid, start_time=born.start_time, boot_id=self._boot_id),
@@ -79,6 +72,21 @@ class NativeEngine:
             agent_socket=self._sockets / born.socket_name,
             pidfd=pidfd,
         )
+
+    async def _launch(self, spec: SandboxSpec) -> tuple[orders.Born, int]:
+        """Ask the nursery; and the next one, if it was gone before it could hear us."""
+        for _ in range(LAUNCH_ATTEMPTS):
+            nursery = await self._running_nursery()
+            launch = orders.Launch(
+                ticket=nursery.next_ticket(),
+                sandbox_id=spec.id,
+                overlays=tuple(self._translate(overlay) for overlay in spec.rootfs.overlays),
+                disk=self._in_nursery(spec.disk),
+                resources=Resources(cpus=spec.limits.cpus, memory=spec.limits.memory, pids=spec.limits.pids),
+            )
+            with suppress(NurseryGone):
+                return await nursery.launch(launch, spec.env)
+        raise nursery.failure()
 
     async def stop(self, sandbox: LiveSandbox) -> None:
         if sandbox.pidfd is None:
@@ -144,6 +152,10 @@ class NativeEngine:
         raise error(ErrorCode.INTERNAL_ERROR, f"{path} is not exposed to the nursery")
 
 
+class NurseryGone(Exception):
+    """An order did not reach the nursery: nothing was made."""
+
+
 class NurseryProcess:
     """A running nursery and the launches it has not answered yet."""
 
@@ -195,8 +207,8 @@ class NurseryProcess:
         except BaseException as cause:
             process.kill()
             await nursery.close()
-            if isinstance(cause, TimeoutError):
-                raise nursery._failure() from cause
+            if isinstance(cause, TimeoutError | NurseryGone):
+                raise nursery.failure() from cause
             raise
         return nursery
 
@@ -218,10 +230,8 @@ class NurseryProcess:
         except TimeoutError as cause:
             answer.add_done_callback(_discard)
             self._process.kill()
-            raise self._failure() from cause
-        except AtollError:
-            self._waiting.pop(launch.ticket, None)
-            raise
+            self._end()
+            raise self.failure() from cause
 
     async def close(self) -> None:
         if self._process.returncode is None:
@@ -240,7 +250,8 @@ class NurseryProcess:
                 except BlockingIOError:  # it has its hands full
                     await asyncio.sleep(SEND_PAUSE_SECONDS)
         except OSError as cause:
-            raise self._failure() from cause
+            self._end()
+            raise NurseryGone from cause
 
     def _on_readable(self) -> None:
         try:
@@ -278,10 +289,11 @@ class NurseryProcess:
         self._waiting.clear()
         for future in waiting:
             if not future.done():
-                future.set_exception(self._failure())
+                future.set_exception(self.failure())
+                future.exception()  # seen, also where nobody waits any more
         self._process.poll()
 
-    def _failure(self) -> AtollError:
+    def failure(self) -> AtollError:
         log = self._log.read_text(errors="replace")[-LOG_TAIL:].strip()
         last = log.splitlines()[-1] if log else "it left no message"
         return error(
