@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atoll.engine.base import LiveSandbox
+from atoll.engine.base import LiveSandbox, ProcessIdentity
 from atoll.engine.native import engine as engine_module
 from atoll.engine.native import uid_ranges
 from atoll.engine.native.engine import NativeEngine
@@ -279,6 +281,85 @@ async def test_a_private_umask_does_not_matter(tmp_path: Path, busybox_root: Pat
             await machine.destroy(live)
     finally:
         os.umask(before)
+
+
+MAKER = """
+import asyncio, sys
+from pathlib import Path
+from atoll.supervisor.machine import Machine
+async def main():
+    machine = Machine(Path(sys.argv[1]) / "state", Path(sys.argv[1]) / "run")
+    if sys.argv[2] == "unrecorded":
+        machine._write_record = lambda *_: print("made", flush=True) or sys.stdin.read()
+    await machine.create("left", image="busybox")
+    print("made", flush=True)
+    sys.stdin.read()
+asyncio.run(main())
+"""
+
+
+async def left_behind(tmp_path: Path, how: str) -> None:
+    """A sandbox `left` made by a process that was then killed."""
+    maker = subprocess.Popen(
+        [sys.executable, "-c", MAKER, tmp_path, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert maker.stdout and maker.stdin
+    assert maker.stdout.readline() == "made\n"
+    maker.kill()
+    maker.communicate()
+
+
+async def test_a_sandbox_whose_maker_was_killed_is_adopted_with_its_state(own: Machine, tmp_path: Path) -> None:
+    await left_behind(tmp_path, "recorded")
+    live = await own.adopt("left")
+    assert await run(live.agent_socket, "sh", "-c", "echo kept >/f; hostname") == b"left\n"
+    again = await own.adopt("left")
+    assert await run(again.agent_socket, "cat", "/f") == b"kept\n"
+    assert (await own.engine.usage(again)).processes >= 1
+    await own.engine.stop(live)
+    await own.engine.wait(again)
+    with pytest.raises(AtollError) as caught:
+        await own.adopt("left")
+    assert caught.value.code == ErrorCode.SANDBOX_NOT_RUNNING
+    await own.destroy(again)
+    with pytest.raises(LookupError):
+        await own.adopt("left")
+    assert not leftovers(own, tmp_path)
+
+
+async def test_a_sandbox_that_was_not_on_record_ends_with_its_maker(own: Machine, tmp_path: Path) -> None:
+    await left_behind(tmp_path, "unrecorded")
+    with pytest.raises(LookupError):
+        await own.adopt("left")
+    while any((tmp_path / "run/agents").iterdir()) and listening(tmp_path / "run/agents"):
+        await asyncio.sleep(0.01)
+    await own.remove("left")
+    await own.remove("left")
+    await own.destroy(await own.create("left", image="busybox"))
+
+
+def listening(directory: Path) -> list[str]:
+    """Sockets in `directory` on which somebody answers."""
+    found = []
+    for path in directory.iterdir():
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+                found.append(path.name)
+            except OSError:
+                continue
+    return found
+
+
+async def test_a_reused_pid_is_not_adopted(own: Machine) -> None:
+    live = await own.create("one", image="busybox")
+    for process in (
+        ProcessIdentity(pid=os.getpid(), start_time=live.process.start_time, boot_id=live.process.boot_id),
+        ProcessIdentity(pid=live.process.pid, start_time=live.process.start_time, boot_id="another"),
+        ProcessIdentity(pid=2**22 - 1, start_time=1, boot_id=live.process.boot_id),
+    ):
+        assert await own.engine.adopt(replace(live, process=process)) is None
+    await own.destroy(live)
 
 
 async def test_uid_ranges_are_unique_on_the_machine_and_given_back_by_death(tmp_path: Path) -> None:

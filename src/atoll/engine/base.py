@@ -33,13 +33,17 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class LiveSandbox:
-    """A running sandbox, held by a pidfd of its first process until it is stopped."""
+    """A running sandbox, held by a pidfd of its first process until it is stopped.
+
+    While `keeper` is open, the sandbox ends with the process that holds it.
+    """
 
     id: SandboxId
     process: ProcessIdentity
     uid_base: int
     agent_socket: Path
     pidfd: int | None
+    keeper: int | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +60,14 @@ class Engine(Protocol):
 
     async def start(self, spec: SandboxSpec) -> LiveSandbox:
         """Make a sandbox and return when its agent listens; on failure nothing of it remains but `spec.disk`."""
+        ...
+
+    async def keep(self, sandbox: LiveSandbox) -> None:
+        """Let it outlive this process, now that it is on record. Before, it would end with us, and nobody miss it."""
+        ...
+
+    async def adopt(self, left: LiveSandbox) -> LiveSandbox | None:
+        """Take over a sandbox that another process left, by what that one recorded; None if it has ended."""
         ...
 
     async def stop(self, sandbox: LiveSandbox) -> None:

@@ -28,6 +28,7 @@ class ErrorCode(StrEnum):
     IMAGE_NOT_FOUND = "IMAGE_NOT_FOUND"
     IMAGE_EXISTS = "IMAGE_EXISTS"
     SANDBOX_EXISTS = "SANDBOX_EXISTS"
+    SANDBOX_NOT_FOUND = "SANDBOX_NOT_FOUND"
     COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
     NOT_DIRECTORY = "NOT_DIRECTORY"
@@ -182,6 +183,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.INVALID_ENVIRONMENT: InvalidValueError,
     ErrorCode.INVALID_REQUEST: InvalidValueError,
     ErrorCode.IMAGE_NOT_FOUND: NotFoundError,
+    ErrorCode.SANDBOX_NOT_FOUND: NotFoundError,
     ErrorCode.IMAGE_EXISTS: AlreadyExistsError,
     ErrorCode.SANDBOX_EXISTS: AlreadyExistsError,
     ErrorCode.COMMAND_NOT_FOUND: FileMissingError,

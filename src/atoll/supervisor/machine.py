@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atoll.engine.base import ProcessIdentity, SandboxSpec
+from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec
 from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
 from atoll.protocol.environment import check_environment
@@ -24,7 +24,7 @@ from atoll.storage.pool import open_storage
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from atoll.engine.base import Engine, LiveSandbox
+    from atoll.engine.base import Engine
     from atoll.protocol.rootfs import Rootfs
     from atoll.storage.base import Storage
 
@@ -97,21 +97,50 @@ class Machine:
             sandbox = await self.engine.start(spec)
             try:
                 self._write_record(sandbox, rootfs, accepted)
+                await self.engine.keep(sandbox)
             except BaseException:
                 await self.engine.stop(sandbox)
                 raise
         except BaseException:
-            self.storage.remove(name)
+            self._forget(name)
             raise
         return sandbox
+
+    async def adopt(self, sandbox_id: str) -> LiveSandbox:
+        """A sandbox that is running already, whoever made it."""
+        name = parse_sandbox_id(sandbox_id)
+        if not self._record_path(name).exists():
+            raise error(
+                ErrorCode.SANDBOX_NOT_FOUND,
+                f"there is no sandbox {name!r}",
+                remedy="Check the id, or create it.",
+                sandbox=name,
+            )
+        live = await self.engine.adopt(self._left(name))
+        if live is None:
+            raise error(
+                ErrorCode.SANDBOX_NOT_RUNNING,
+                f"sandbox {name!r} is not running",
+                remedy="Its files are kept; remove it, or start it again.",
+                sandbox=name,
+            )
+        return live
+
+    async def remove(self, sandbox_id: str) -> None:
+        """Destroy a sandbox by its id, running or not. Twice is fine."""
+        name = parse_sandbox_id(sandbox_id)
+        if self._record_path(name).exists():
+            live = await self.engine.adopt(self._left(name))
+            if live:
+                await self.engine.stop(live)
+        self._forget(name)
 
     async def destroy(self, sandbox: LiveSandbox) -> None:
         """End it and remove everything of it. Twice is fine, also when its id has a new owner in the meantime."""
         if sandbox.pidfd is None and self._owner(sandbox.id) != sandbox.process:
             return
         await self.engine.stop(sandbox)
-        self.storage.remove(sandbox.id)
-        self._record_path(sandbox.id).unlink(missing_ok=True)
+        self._forget(sandbox.id)
 
     def record(self, sandbox_id: SandboxId) -> SandboxRecord:
         path = self._record_path(sandbox_id)
@@ -124,6 +153,21 @@ class Machine:
                 remedy="Remove the file; the sandbox's disk stays, and can be removed by hand.",
                 path=str(path),
             ) from cause
+
+    def _left(self, sandbox_id: SandboxId) -> LiveSandbox:
+        record = self.record(sandbox_id)
+        return LiveSandbox(
+            id=record.id,
+            process=record.process,
+            uid_base=record.uid_base,
+            agent_socket=Path(record.agent_socket),
+            pidfd=None,
+        )
+
+    def _forget(self, sandbox_id: SandboxId) -> None:
+        # The record goes last: while it is there, somebody can ask for this again.
+        self.storage.remove(sandbox_id)
+        self._record_path(sandbox_id).unlink(missing_ok=True)
 
     def _owner(self, sandbox_id: SandboxId) -> ProcessIdentity | None:
         try:

@@ -11,12 +11,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from atoll.agent.process_tree import parse_stat
 from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec, Usage
 from atoll.engine.native import orders
 from atoll.engine.native.cgroups import Cgroups, Resources, group_name, open_cgroups
+from atoll.engine.native.orders import KEEP
 from atoll.engine.native.preflight import check_machine
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.rootfs import Overlay
@@ -64,16 +67,46 @@ class NativeEngine:
         return self._nursery.pid if self._nursery else None
 
     async def start(self, spec: SandboxSpec) -> LiveSandbox:
-        born, pidfd = await self._launch(spec)
+        born, pidfd, keeper = await self._launch(spec)
         return LiveSandbox(
             id=spec.id,
             process=ProcessIdentity(pid=born.pid, start_time=born.start_time, boot_id=self._boot_id),
             uid_base=born.uid_base,
             agent_socket=self._sockets / born.socket_name,
             pidfd=pidfd,
+            keeper=keeper,
         )
 
-    async def _launch(self, spec: SandboxSpec) -> tuple[orders.Born, int]:
+    async def keep(self, sandbox: LiveSandbox) -> None:
+        if sandbox.keeper is None:
+            return
+        with socket.socket(fileno=sandbox.keeper) as channel:
+            sandbox.keeper = None
+            try:
+                channel.send(KEEP)
+            except OSError as cause:
+                raise error(
+                    ErrorCode.SANDBOX_NOT_RUNNING,
+                    f"sandbox {sandbox.id!r} ended as soon as it was made",
+                    remedy="Make it again; if that happens again, look at the kernel's log.",
+                ) from cause
+
+    async def adopt(self, left: LiveSandbox) -> LiveSandbox | None:
+        if left.process.boot_id != self._boot_id:
+            return None
+        try:
+            pidfd = os.pidfd_open(left.process.pid)
+            # Only now: what the pidfd holds cannot change any more, and this tells whether it is the one we mean.
+            stat = Path(f"/proc/{left.process.pid}/stat").read_bytes()
+        except (ProcessLookupError, FileNotFoundError):
+            return None
+        found = parse_stat(stat)
+        if found.start_time != left.process.start_time or found.is_zombie:
+            os.close(pidfd)
+            return None
+        return replace(left, pidfd=pidfd, keeper=None)
+
+    async def _launch(self, spec: SandboxSpec) -> Delivery:
         """Ask the nursery; and the next one, if it was gone before it could hear us."""
         for _ in range(LAUNCH_ATTEMPTS):
             nursery = await self._running_nursery()
@@ -95,9 +128,10 @@ class NativeEngine:
             signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
         await self.thaw(sandbox)  # on version 1 the frozen do not even die
         await self.wait(sandbox)
-        if sandbox.pidfd is not None:
-            os.close(sandbox.pidfd)
-            sandbox.pidfd = None
+        for fd in (sandbox.pidfd, sandbox.keeper):
+            if fd is not None:
+                os.close(fd)
+        sandbox.pidfd = sandbox.keeper = None
         # The nursery does this as well; unless it died.
         sandbox.agent_socket.unlink(missing_ok=True)
         self._cgroups.remove(group_name(sandbox.uid_base))
@@ -152,6 +186,14 @@ class NativeEngine:
         raise error(ErrorCode.INTERNAL_ERROR, f"{path} is not exposed to the nursery")
 
 
+class Delivery(NamedTuple):
+    """A new sandbox: who it is, a pidfd of its first process, and the channel on which to say KEEP."""
+
+    born: orders.Born
+    pidfd: int
+    keeper: int
+
+
 class NurseryGone(Exception):
     """An order did not reach the nursery: nothing was made."""
 
@@ -164,7 +206,7 @@ class NurseryProcess:
         self._process = process
         self._channel = channel
         self._log = log
-        self._waiting: dict[int, asyncio.Future[tuple[orders.Born, int]]] = {}
+        self._waiting: dict[int, asyncio.Future[Delivery]] = {}
         self._last_ticket = 0
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
@@ -216,8 +258,7 @@ class NurseryProcess:
         self._last_ticket += 1
         return self._last_ticket
 
-    async def launch(self, launch: orders.Launch, env: dict[str, str]) -> tuple[orders.Born, int]:
-        """The answer, and a pidfd of the sandbox's first process."""
+    async def launch(self, launch: orders.Launch, env: dict[str, str]) -> Delivery:
         answer = self._waiting[launch.ticket] = self._loop.create_future()
         try:
             with _sealed(orders.encode(env)) as env_fd:
@@ -255,7 +296,7 @@ class NurseryProcess:
 
     def _on_readable(self) -> None:
         try:
-            packet, fds, _, _ = socket.recv_fds(self._channel, MAX_ANSWER, 1)
+            packet, fds, _, _ = socket.recv_fds(self._channel, MAX_ANSWER, 2)
         except BlockingIOError:
             return
         except OSError:
@@ -269,10 +310,13 @@ class NurseryProcess:
         match answer:
             case orders.Opened():
                 self._opened.set_result(None)
-            case orders.Born() if fds:
-                os.set_inheritable(fds[0], False)
-                self._waiting.pop(answer.ticket).set_result((answer, fds[0]))
+            case orders.Born() if len(fds) == 2:
+                for fd in fds:
+                    os.set_inheritable(fd, False)
+                self._waiting.pop(answer.ticket).set_result(Delivery(answer, *fds))
             case orders.Born():
+                for fd in fds:
+                    os.close(fd)
                 os.kill(answer.pid, signal.SIGKILL)
                 self._waiting.pop(answer.ticket).set_exception(_out_of_descriptors())
             case orders.Stillborn():
@@ -371,7 +415,7 @@ def _sealed(content: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-async def _undo(answer: asyncio.Future[tuple[orders.Born, int]]) -> None:
+async def _undo(answer: asyncio.Future[Delivery]) -> None:
     """Nobody wants this sandbox any more: wait for it, and for its end."""
     try:
         await asyncio.wait([answer])
@@ -379,19 +423,21 @@ async def _undo(answer: asyncio.Future[tuple[orders.Born, int]]) -> None:
         answer.add_done_callback(_discard)
         raise
     if not answer.exception():
-        _, pidfd = answer.result()
+        _, pidfd, keeper = answer.result()
+        os.close(keeper)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         await _ended(pidfd)
 
 
-def _discard(answer: asyncio.Future[tuple[orders.Born, int]]) -> None:
+def _discard(answer: asyncio.Future[Delivery]) -> None:
     """The same, without anyone who could wait."""
     if not answer.cancelled() and not answer.exception():
-        _, pidfd = answer.result()
+        _, pidfd, keeper = answer.result()
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)
+        os.close(keeper)
 
 
 def _out_of_descriptors() -> AtollError:

@@ -20,10 +20,11 @@ the sandbox it will be, so the nursery can have some ready. `hatch` gives it a r
                                                16 capabilities, no_new_privs
                                                17 seccomp, last: set-up needs what it forbids
                                                18 run the agent, report
-    19 the cpu quota; tell the engine; keep ── 20 live on
+    19 the cpu quota; tell the engine, which
+       says keep once it has it on record ──── 20 live on
 
 The child reports failures with the step's name. It shares no descriptor with another sandbox, no memory that is
-written, and no random state. If the nursery dies, an embryo ends and a hatched sandbox lives on.
+written, and no random state. An embryo ends with the nursery, a sandbox that is on nobody's record with the engine.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ import msgspec
 from atoll.agent.main import Agent
 from atoll.engine.native import capabilities, mounts, syscalls
 from atoll.engine.native.cgroups import Cgroups, group_name
+from atoll.engine.native.orders import KEEP
 from atoll.engine.native.syscalls import MountAttribute, Namespace, Prctl
 from atoll.engine.native.uid_ranges import RANGE_SIZE
 
@@ -54,7 +56,7 @@ from atoll.protocol.rootfs import Overlay
 NAMESPACES = (
     Namespace.USER | Namespace.MOUNT | Namespace.PID | Namespace.NET | Namespace.IPC | Namespace.UTS
 )  # and CGROUP, once the child is in its own cgroup
-READY, KEEP = b"ready", b"keep"
+READY = b"ready"
 PROCESS_NAME = b"atoll-agent"
 SOCKETS = "/agents"
 MAX_ORDER = 1 << 18

@@ -154,8 +154,7 @@ class Nursery:
             uid_base=embryo.uid_base,
             socket_name=embryo.socket_name,
         )
-        socket.send_fds(self._engine, [orders.encode(born)], [embryo.pidfd])
-        embryo.channel.send(launcher.KEEP)
+        socket.send_fds(self._engine, [orders.encode(born)], [embryo.pidfd, embryo.channel.fileno()])
         self._let_go(embryo)
 
     def _abandon(self, birth: Birth, failure: Failure | None) -> None:

@@ -7,6 +7,8 @@ import msgspec
 from atoll.engine.native.cgroups import Resources
 from atoll.protocol.rootfs import Overlay
 
+KEEP = b"keep"  # said on a sandbox's own channel: live on without us
+
 
 class Exposure(msgspec.Struct, frozen=True):
     """A host directory the nursery may use, and its name in the nursery's own small root."""
@@ -45,7 +47,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
 
 
 class Born(msgspec.Struct, frozen=True, kw_only=True, tag="born"):
-    """The sandbox's agent listens. A pidfd of its first process comes along."""
+    """The sandbox's agent listens. Along come a pidfd of its first process, and the channel on which to say KEEP."""
 
     ticket: int
     pid: int
