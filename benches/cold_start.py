@@ -30,7 +30,7 @@ from atoll.supervisor.machine import Machine
 
 HERE = Path(__file__).parent
 WARM_UP_ROUNDS = 3
-SETTLE_SECONDS = 0.03  # the kernel takes namespaces down behind our back; that is not the next variant's cost
+SETTLE_SECONDS = 0.06  # namespaces are taken down, and embryos made, behind our back: not the next variant's cost
 TRUE = Exec(argv=["true"])
 
 Variant = Callable[[], Awaitable[float]]
@@ -39,7 +39,7 @@ Variant = Callable[[], Awaitable[float]]
 class Bare:
     """`subprocess.run(["true"])` on the host: no sandbox at all."""
 
-    burst = 5  # quick ones run in a row, as they do in use
+    burst = 20  # quick ones run in a row, as they do in use
 
     async def __call__(self) -> float:
         start = time.perf_counter()
@@ -150,7 +150,7 @@ class Cold:
 class Warm:
     """A command in a sandbox that is already there."""
 
-    burst = 5
+    burst = 20
 
     def __init__(self, link: AgentLink) -> None:
         self._link = link
@@ -263,17 +263,16 @@ async def compare(machine: Machine, work: Path, stack: ExitStack, rounds: int) -
     shutil.copytree(layer, shown, symlinks=True)
     floor = Floor(work, shown)
     stack.callback(floor.close)
-    variants: dict[str, Variant] = {"subprocess.run": Bare(), "C floor": floor}
-    if shutil.which("crun"):
-        crun = Crun(work, shown)
-        stack.callback(crun.close)
-        variants["crun run"] = crun
-    if image := docker_image():
-        variants["docker run"] = Docker(image)
-    variants["atoll cold"] = Cold(machine)
     sandbox = await machine.create("bench-warm")
     async with AgentLink(sandbox.agent_socket) as link:
-        variants["atoll warm"] = Warm(link)
+        variants: dict[str, Variant] = {"subprocess.run": Bare(), "atoll warm": Warm(link), "C floor": floor}
+        if shutil.which("crun"):
+            crun = Crun(work, shown)
+            stack.callback(crun.close)
+            variants["crun run"] = crun
+        if image := docker_image():
+            variants["docker run"] = Docker(image)
+        variants["atoll cold"] = Cold(machine)
         report(await measure(variants, rounds))
     await machine.destroy(sandbox)
 

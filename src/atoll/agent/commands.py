@@ -11,17 +11,14 @@ Rules:
 
 from __future__ import annotations
 
-import fcntl
 import os
-import sys
-import termios
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.agent.guard import SpawnGuard
 from atoll.agent.process_tree import ProcessTree
-from atoll.agent.spawn import Pipes, check_words, spawn
+from atoll.agent.spawn import Environment, Pipes, check_words, spawn
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import TIMED_OUT_EXIT_CODE, Exec, ExecDone
 
@@ -35,6 +32,7 @@ READ_SIZE = 64 * 1024
 KILL_GRACE_SECONDS = 0.5
 MAX_DRAINED_PIPES = 256
 INPUT_HELD = 256 * 1024
+MAX_LEFT_IN_PIPE = 2**20  # the largest a pipe may be made without privileges
 OOM_SCORE_OF_COMMANDS, OOM_SCORE_OF_AGENT = b"500", b"0"  # the kernel's OOM killer takes commands first
 
 
@@ -51,9 +49,10 @@ class CommandRunner:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reaper: Reaper, oom_score_fd: int) -> None:
         self.loop = loop
-        self.env: dict[str, str] = {}
+        self.env = Environment({})
         self.running: set[Command] = set()
         self.guard = SpawnGuard()
+        self.reap = reaper.reap
         self._reaper = reaper
         self._oom_score_fd = oom_score_fd
         self._drained: list[int] = []
@@ -177,6 +176,9 @@ class Command:
             self._deliver(self._outputs[fd], data)
         elif data is not None:
             del self._outputs[fd]
+            if not self._outputs:
+                # Most likely it has just ended. To ask is quicker than to wait for the signal's turn of the loop.
+                self._runner.reap()
             self._loop.remove_reader(fd)
             os.close(fd)
 
@@ -192,10 +194,10 @@ class Command:
     def _finish_streams(self) -> None:
         for fd, kind in self._outputs.items():
             self._loop.remove_reader(fd)
-            # Only what is there now: a background child may write for ever.
-            unread = int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
-            while unread > 0 and (data := _read(fd, min(unread, READ_SIZE))):
-                unread -= len(data)
+            # Only about what is there now, which a pipe's size bounds: a background child may write for ever.
+            allowed = MAX_LEFT_IN_PIPE
+            while allowed > 0 and (data := _read(fd, READ_SIZE)):
+                allowed -= len(data)
                 self._deliver(kind, data)
             self._runner.drain(fd)
         self._outputs.clear()

@@ -38,12 +38,15 @@ class SpawnGuard:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _go_on_duty(self) -> bool:
-        # Blocked, the signal goes to whoever waits for it, and never interrupts the loop.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        # A thread starts with its maker's mask: the guard shall be woken by its own signal and no other.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             threading.Thread(target=self._watch, name="spawn guard", daemon=True).start()
         except RuntimeError as cause:
             raise no_room("a command", "no thread can be started") from cause
+        finally:
+            # And the loop by any but that one, which then goes to whoever waits for it.
+            signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGALRM])
         return True
 
     def _watch(self) -> None:

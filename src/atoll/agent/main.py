@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NoReturn
 from atoll.agent.commands import CommandRunner
 from atoll.agent.reaper import Reaper
 from atoll.agent.server import AgentServer, comes_from_outside
+from atoll.agent.spawn import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +63,7 @@ class Agent:
     def run(self, env: Mapping[str, str], on_ready: Callable[[], None]) -> NoReturn:
         """Serve, and never return. `env` is what commands start from."""
         become_pid_1()
-        self._runner.env = dict(env)
+        self._runner.env = Environment(env)
         self._runner.guard.arm()
         on_ready()
         self.loop.run_forever()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 
 _libc = ctypes.CDLL(None)
 
@@ -17,10 +18,26 @@ _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _ROOM_FOR_ACTIONS, _ROOM_FOR_ATTRIBUTES, _ROOM_FOR_SIGNALS = 256, 1024, 128  # more than any C library's structures take
 
 
-def posix_spawn(
-    path: str, argv: Sequence[str], env: Mapping[str, str], stdin: int | None, stdout: int, stderr: int
-) -> int:
+def posix_spawn(path: str, argv: Sequence[str], env: Vector, stdin: int | None, stdout: int, stderr: int) -> int:
     """The pid of a new process in its own session, its signals at their defaults. Without `stdin` it reads nothing."""
+    pid = ctypes.c_int()
+    actions = _descriptor_actions(stdin, stdout, stderr)
+    number = _libc.posix_spawn(ctypes.byref(pid), os.fsencode(path), actions, _attributes, make_vector(argv), env)
+    if number:
+        raise OSError(number, os.strerror(number))
+    return pid.value
+
+
+Vector = ctypes.Array[ctypes.c_char_p]
+
+
+def make_vector(words: Sequence[str]) -> Vector:
+    """Arguments, or "name=value" each, as the kernel takes them."""
+    return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
+
+
+@lru_cache(maxsize=256)  # one command after another gets the same numbers
+def _descriptor_actions(stdin: int | None, stdout: int, stderr: int) -> ctypes.Array[ctypes.c_char]:
     actions = ctypes.create_string_buffer(_ROOM_FOR_ACTIONS)
     _libc.posix_spawn_file_actions_init(actions)
     if stdin is None:
@@ -29,19 +46,7 @@ def posix_spawn(
         _libc.posix_spawn_file_actions_adddup2(actions, stdin, 0)
     _libc.posix_spawn_file_actions_adddup2(actions, stdout, 1)
     _libc.posix_spawn_file_actions_adddup2(actions, stderr, 2)
-    pid = ctypes.c_int()
-    variables = [f"{name}={value}" for name, value in env.items()]
-    number = _libc.posix_spawn(
-        ctypes.byref(pid), os.fsencode(path), actions, _attributes, _vector(argv), _vector(variables)
-    )
-    _libc.posix_spawn_file_actions_destroy(actions)
-    if number:
-        raise OSError(number, os.strerror(number))
-    return pid.value
-
-
-def _vector(words: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
-    return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
+    return actions
 
 
 def _make_attributes() -> ctypes.Array[ctypes.c_char]:

@@ -6,7 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from atoll.agent.posix_spawn import posix_spawn
+from atoll.agent.posix_spawn import Vector, make_vector, posix_spawn
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
@@ -19,18 +19,37 @@ DEFAULT_DIRECTORY = "/workspace"
 MAX_TIMEOUT_SECONDS = 10**7
 
 
-def spawn(call: Exec, pipes: Pipes, base_env: Mapping[str, str]) -> int:
+class Environment:
+    """The sandbox's own variables, ready for the kernel, as most commands take them."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = dict(variables)
+        self._vector = _to_vector(self._variables)
+
+    def with_changes(self, changes: Mapping[str, str | None]) -> tuple[Vector, str]:
+        """What a command gets, and the PATH in it. None takes a variable away."""
+        if not changes:
+            return self._vector, self._variables.get("PATH", os.defpath)
+        changed = {**self._variables, **changes}
+        variables = {name: value for name, value in changed.items() if value is not None}
+        return _to_vector(variables), variables.get("PATH", os.defpath)
+
+
+def _to_vector(variables: Mapping[str, str]) -> Vector:
+    return make_vector([f"{name}={value}" for name, value in variables.items()])
+
+
+def spawn(call: Exec, pipes: Pipes, env: Environment) -> int:
     """The pid of the new process, which leads its own session and holds no descriptor but 0, 1 and 2.
 
     posix_spawn knows no directory, so the agent goes there itself for a moment.
     """
-    env = {**base_env, **call.env}
-    variables = {name: value for name, value in env.items() if value is not None}
     try:
+        vector, path = env.with_changes(call.env)
         _enter(call.cwd)
-        program = find_program(call.argv[0], variables.get("PATH", os.defpath))
         stdin = pipes.stdin[0] if pipes.stdin else None
-        return posix_spawn(program, call.argv, variables, stdin, pipes.stdout[1], pipes.stderr[1])
+        program = find_program(call.argv[0], path)
+        return posix_spawn(program, call.argv, vector, stdin, pipes.stdout[1], pipes.stderr[1])
     except AtollError:
         pipes.close_ours()
         raise
@@ -44,23 +63,22 @@ def spawn(call: Exec, pipes: Pipes, base_env: Mapping[str, str]) -> int:
 
 def _enter(cwd: str | None) -> None:
     try:
-        os.chdir(cwd or (DEFAULT_DIRECTORY if os.path.isdir(DEFAULT_DIRECTORY) else "/"))
+        os.chdir(cwd or DEFAULT_DIRECTORY)
     except OSError as cause:
-        raise directory_error(cwd or DEFAULT_DIRECTORY, cause) from cause
+        if cwd:
+            raise directory_error(cwd, cause) from cause
+        os.chdir("/")  # somebody removed the default
 
 
 def find_program(name: str, path: str) -> str:
     """Where `name` is, as execvp would find it: what cannot be executed is passed over."""
     if "/" in name:
         return name
-    found = None
-    for directory in path.split(":"):
-        candidate = os.path.join(directory or ".", name)
-        if os.path.isfile(candidate):
-            if os.access(candidate, os.X_OK):
-                return candidate
-            found = found or candidate
-    if found:
+    candidates = [os.path.join(directory or ".", name) for directory in path.split(":")]
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+            return candidate
+    if any(map(os.path.exists, candidates)):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
