@@ -27,6 +27,7 @@ from atoll.protocol.rootfs import Overlay
 MAX_ANSWER = 1 << 16
 LOG_TAIL = 2_000
 EMBRYOS = 2
+NURSERY = ("-m", "atoll.engine.native.nursery")
 ANSWER_SECONDS = 60.0  # a thousand times what it takes; a nursery that needs longer is stopped or lost
 CLOSE_SECONDS = 10.0
 LAUNCH_ATTEMPTS = 3
@@ -37,7 +38,8 @@ class NativeEngine:
     """Makes sandboxes with a nursery, which is started when first needed and again when it died.
 
     `state` holds images and disks, `runtime` the agents' sockets; other directories that images refer to, such as
-    the host's /usr, are named in `exposed`. `embryos` half-made sandboxes are kept ready, 3 MB each.
+    the host's /usr, are named in `exposed`. `embryos` half-made sandboxes are kept ready, 3 MB each. `nursery` is what
+    Python is told to run as one.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class NativeEngine:
         *,
         exposed: tuple[Path, ...] = (Path("/usr"),),
         embryos: int = EMBRYOS,
+        nursery: tuple[str, ...] = NURSERY,
     ) -> None:
         check_machine()
         self._cgroups = required_cgroups()
         self._embryos = embryos
+        self._nursery_program = nursery
         self._state = state
         self._runtime = runtime
         self._sockets = runtime / "agents"
@@ -171,7 +175,7 @@ class NativeEngine:
                 self._nursery = None
             if self._nursery is None:
                 exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
-                self._nursery = await NurseryProcess.start(self._runtime, exposures, self._embryos)
+                self._nursery = await NurseryProcess.start(self._nursery_program, self._runtime, exposures, self._embryos)
             return self._nursery
 
     def _translate(self, overlay: Overlay) -> Overlay:
@@ -214,14 +218,16 @@ class NurseryProcess:
         self.has_ended = False
 
     @classmethod
-    async def start(cls, runtime: Path, exposures: tuple[orders.Exposure, ...], embryos: int) -> NurseryProcess:
+    async def start(
+        cls, program: tuple[str, ...], runtime: Path, exposures: tuple[orders.Exposure, ...], embryos: int
+    ) -> NurseryProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         root = runtime / "nursery"
         _make_private_directory(root)
         log = runtime / "nursery.log"
         with theirs, log.open("wb") as stderr:
-            command = [sys.executable, "-I", "-X", "utf8", "-m", "atoll.engine.native.nursery", str(theirs.fileno())]
+            command = [sys.executable, "-I", "-X", "utf8", *program, str(theirs.fileno())]
             try:
                 process = subprocess.Popen(
                     command,

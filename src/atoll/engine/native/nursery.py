@@ -232,7 +232,7 @@ def open_nursery(engine: socket.socket) -> Nursery:
 
 
 def main() -> None:
-    engine = socket.socket(fileno=int(sys.argv[1]))
+    engine = socket.socket(fileno=int(sys.argv[-1]))
     engine.set_inheritable(False)
     sys.argv[1:] = []
     agent.reset_signals()
