@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,15 @@ async def own(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Machine]:
 
 
 def children_of(pid: int) -> set[int]:
-    return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    """The embryos and sandboxes of a nursery."""
+    children = {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    return {child for child in children if name_of(child) != "atoll-zygote"}
+
+
+def name_of(pid: int) -> str:
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def nursery_of(machine: Machine) -> int:

@@ -6,11 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from atoll.engine.native.cgroups import CgroupsV2, Resources, parse_keyed, parse_mounts, quota
-from atoll.engine.native.syscalls import Namespace, clone3
+from atoll.engine.native.syscalls import Namespace
+from atoll.engine.native.zygote import Zygote
 
 HYBRID = """\
 cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,nosuid,cpu,cpuacct 0 0
@@ -51,10 +53,8 @@ def test_a_child_is_cloned_into_its_group_frozen_thawed_and_the_group_removed(un
     unified.create("test-clone")
     group = unified.clone_into("test-clone")
     assert group is not None and unified.joins("test-clone") == []
-    pid, pidfd = clone3(Namespace(0), group)
-    if pid == 0:
-        while True:
-            signal.pause()
+    zygote = Zygote(Namespace.UTS, wait_for_ever)
+    pid, pidfd = zygote.clone([], group)
     assert f"/{'atoll'}/test-clone\n" in Path(f"/proc/{pid}/cgroup").read_text()
     unified.freeze("test-clone")
     unified.freeze("test-clone")
@@ -64,10 +64,16 @@ def test_a_child_is_cloned_into_its_group_frozen_thawed_and_the_group_removed(un
     os.waitpid(pid, 0)
     os.close(pidfd)
     os.close(group)
+    zygote.close()
     while not unified.remove("test-clone"):
         pass
     assert unified.remove("test-clone"), "twice is fine"
     assert "test-clone" not in unified.names()
+
+
+def wait_for_ever(fds: list[int]) -> NoReturn:
+    while True:
+        signal.pause()
 
 
 def test_limit_files_of_version_2(tmp_path: Path) -> None:

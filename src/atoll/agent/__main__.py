@@ -27,4 +27,6 @@ def parse_listener() -> socket.socket:
 
 if __name__ == "__main__":
     reset_signals()
-    Agent(parse_listener()).run(os.environ, on_ready=lambda: None)
+    agent = Agent()
+    agent.open(parse_listener())
+    agent.run(os.environ, on_ready=lambda: None)

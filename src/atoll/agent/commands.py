@@ -47,14 +47,14 @@ class CommandOwner(Protocol):
 class CommandRunner:
     """Starts commands in `env`, and drains what their background children go on writing."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, reaper: Reaper, oom_score_fd: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, reaper: Reaper) -> None:
         self.loop = loop
         self.env = Environment({})
         self.running: set[Command] = set()
         self.guard = SpawnGuard()
         self.reap = reaper.reap
         self._reaper = reaper
-        self._oom_score_fd = oom_score_fd
+        self.oom_score_fd = -1  # comes when the agent is opened
         self._drained: list[int] = []
 
     def start(self, call: Exec, owner: CommandOwner) -> Command:
@@ -70,11 +70,11 @@ class CommandRunner:
     def _spawn(self, call: Exec, pipes: Pipes) -> int:
         # Children inherit the score. Raising our own for the length of a vfork costs two writes; setting it in the
         # child would cost a full fork.
-        os.pwrite(self._oom_score_fd, OOM_SCORE_OF_COMMANDS, 0)
+        os.pwrite(self.oom_score_fd, OOM_SCORE_OF_COMMANDS, 0)
         try:
             return spawn(call, pipes, self.env)
         finally:
-            os.pwrite(self._oom_score_fd, OOM_SCORE_OF_AGENT, 0)
+            os.pwrite(self.oom_score_fd, OOM_SCORE_OF_AGENT, 0)
 
     def drain(self, fd: int) -> None:
         """Read `fd` and drop it all, until nobody can write to it any more."""

@@ -27,6 +27,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from atoll.agent.commands import CommandRunner
+from atoll.agent.loop import AgentLoop
 from atoll.agent.reaper import Reaper
 from atoll.agent.server import AgentServer, comes_from_outside
 from atoll.agent.spawn import Environment
@@ -43,22 +44,32 @@ _libc = ctypes.CDLL(None)
 
 
 class Agent:
-    """Set up at once, run later: what comes between may be the making of the sandbox around it."""
+    """Set up, opened, run. What comes between may be a fork, and the making of the sandbox around it."""
 
-    def __init__(self, listener: socket.socket, admits: Callable[[socket.socket], bool] = comes_from_outside) -> None:
+    def __init__(self, admits: Callable[[socket.socket], bool] = comes_from_outside) -> None:
+        """All that holds no descriptor, so that it can be shared with whoever is forked from us."""
+        self.loop = AgentLoop()
+        self.loop.set_exception_handler(_survive)
+        self.reaper = Reaper(self.loop)
+        self._runner = CommandRunner(self.loop, self.reaper)
+        self.server = AgentServer(self._runner, admits)
+
+    def open(self, listener: socket.socket) -> None:
         """Get ready to serve the host on `listener`, an already listening Unix socket."""
         # /proc/self belongs to us only while we are dumpable, which a change of user id ends.
         _set_dumpable(True)
-        oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        self._runner.oom_score_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         _set_dumpable(False)
-        self.loop = asyncio.SelectorEventLoop()
-        self.loop.set_exception_handler(_survive)
-        self.reaper = Reaper(self.loop)
-        self._runner = CommandRunner(self.loop, self.reaper, oom_score)
-        server = AgentServer(self._runner, admits)
-        self.server = self.loop.run_until_complete(
-            self.loop.create_unix_server(server.new_connection, sock=listener, backlog=128)
-        )
+        self.loop.open()
+        self.reaper.open()
+        self.server.listen(listener)
+
+    def close(self) -> None:
+        """For rehearsals; an agent proper ends with its sandbox."""
+        self.server.close()
+        self.reaper.close()
+        self.loop.close()
+        os.close(self._runner.oom_score_fd)
 
     def run(self, env: Mapping[str, str], on_ready: Callable[[], None]) -> NoReturn:
         """Serve, and never return. `env` is what commands start from."""

@@ -20,6 +20,9 @@ class Reaper:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._watchers: dict[int, Callable[[int], None]] = {}
+
+    def open(self) -> None:
+        """From now on."""
         # As loop.add_signal_handler does, but reaping in the turn that the signal wakes: that spares two more turns.
         self._signalled, wakeup = socket.socketpair()
         for end in (self._signalled, wakeup):
@@ -28,7 +31,7 @@ class Reaper:
         signal.signal(signal.SIGCHLD, _wake_up_only)
         signal.siginterrupt(signal.SIGCHLD, False)
         signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
-        loop.add_reader(self._signalled, self._on_signal)
+        self._loop.add_reader(self._signalled, self._on_signal)
 
     def close(self) -> None:
         signal.set_wakeup_fd(-1)

@@ -21,10 +21,10 @@ def rehearse() -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("")  # the kernel picks an abstract name; it is gone with the socket
             listener.listen()
-            agent = main.Agent(listener, admits=lambda peer: True)
+            agent = main.Agent(admits=lambda peer: True)
+            agent.open(listener)
             agent.loop.run_until_complete(_play(agent, listener.getsockname()))
-            agent.reaper.close()
-            agent.loop.close()
+            agent.close()
 
 
 async def _play(agent: main.Agent, address: bytes) -> None:
@@ -37,8 +37,6 @@ async def _play(agent: main.Agent, address: bytes) -> None:
             Exec(argv=["echo", "x"], timeout=60, max_output=9, env={"A": "b"}),
         ):
             await _ask(agent.loop, host, call)
-    agent.server.close()
-    await agent.server.wait_closed()
     await asyncio.sleep(0)  # the agent's side of the connection notices that the host is gone
 
 

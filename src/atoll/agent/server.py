@@ -29,21 +29,50 @@ if TYPE_CHECKING:
     from atoll.agent.commands import Command, CommandRunner
 
 MAX_CONNECTIONS = 512
+ACCEPTED_PER_TURN = 64
+ACCEPT_PAUSE_SECONDS = 0.5
 UNSENT_BYTES = 256 * 1024  # output that waits for the host before the command's pipe is left alone
 
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
 class AgentServer:
-    """What the connections share. `admits` says who may connect."""
+    """Takes connections, and has what they share. `admits` says who may connect."""
 
     def __init__(self, runner: CommandRunner, admits: Callable[[socket.socket], bool]) -> None:
         self.runner = runner
         self.admits = admits
         self.connections = 0
+        self._loop = runner.loop
+        self._greetings: set[asyncio.Task[object]] = set()
 
-    def new_connection(self) -> HostConnection:
-        return HostConnection(self)
+    def listen(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._loop.add_reader(listener, self._accept)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._listener)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_PER_TURN):
+            try:
+                peer, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:  # out of descriptors, say; whoever waits can wait a little longer
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(ACCEPT_PAUSE_SECONDS, self.listen, self._listener)
+                return
+            greeting = self._loop.create_task(self._greet(peer))
+            self._greetings.add(greeting)
+            greeting.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, peer: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: HostConnection(self), peer)
+        except OSError:  # it is gone again
+            peer.close()
 
 
 class HostConnection(asyncio.Protocol):

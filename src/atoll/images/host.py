@@ -30,6 +30,7 @@ WATCHED = (
     "etc/alternatives",
     "etc/ssl/certs",
     "etc/pam.d",
+    "usr/lib/os-release",
 )
 MERGED = ("bin", "sbin", "lib")  # must lead into /usr
 OPTIONALLY_MERGED = ("lib32", "lib64", "libx32")
@@ -54,6 +55,9 @@ ENV = {
 }
 
 
+HostLook = tuple[tuple[str | int, ...], ...]
+
+
 class HostState(msgspec.Struct, frozen=True, kw_only=True):
     """Which state of the host an image stands for."""
 
@@ -68,8 +72,19 @@ class HostImage:
         self._store = store / HOST
         self._host = host
         self._usr = usr or host / "usr"
+        self._latest: tuple[HostLook, Rootfs] | None = None
 
     def resolve(self) -> Rootfs:
+        seen = look_at_host(self._host)
+        if not self._latest or self._latest[0] != seen or not self._root_of(self._latest[1]).is_dir():
+            self._latest = seen, self._resolve()
+        return self._latest[1]
+
+    @staticmethod
+    def _root_of(rootfs: Rootfs) -> Path:
+        return Path(rootfs.overlays[0].layers[0])
+
+    def _resolve(self) -> Rootfs:
         self._check_layout()
         state = read_host_state(self._host)
         root = self._store / state.digest
@@ -144,15 +159,21 @@ class HostImage:
         copy_package_database(self._host / "var/lib/dpkg", root / "var/lib/dpkg")
 
 
+def look_at_host(host: Path) -> HostLook:
+    """What tells one state of the host from another. Cheap enough for each sandbox: times and sizes, not contents."""
+    return tuple((name, *_identity(host / name)) for name in WATCHED)
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def read_host_state(host: Path) -> HostState:
-    """Cheap enough for each sandbox: it looks at times and sizes, not at contents."""
-    digest = hashlib.sha256(str(FORMAT).encode())
-    for name in WATCHED:
-        try:
-            status = (host / name).stat()
-            digest.update(f"{name} {status.st_ino} {status.st_size} {status.st_mtime_ns}\n".encode())
-        except OSError:
-            digest.update(f"{name} missing\n".encode())
+    digest = hashlib.sha256(repr((FORMAT, look_at_host(host))).encode())
     return HostState(digest=digest.hexdigest()[:16], system=system_name(host))
 
 

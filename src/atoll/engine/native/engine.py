@@ -175,7 +175,9 @@ class NativeEngine:
                 self._nursery = None
             if self._nursery is None:
                 exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
-                self._nursery = await NurseryProcess.start(self._nursery_program, self._runtime, exposures, self._embryos)
+                root, log = self._runtime / "nursery", self._runtime / "nursery.log"
+                opening = orders.Opening(runtime=str(root), exposures=exposures, embryos=self._embryos)
+                self._nursery = await NurseryProcess.start(self._nursery_program, opening, log)
             return self._nursery
 
     def _translate(self, overlay: Overlay) -> Overlay:
@@ -218,14 +220,10 @@ class NurseryProcess:
         self.has_ended = False
 
     @classmethod
-    async def start(
-        cls, program: tuple[str, ...], runtime: Path, exposures: tuple[orders.Exposure, ...], embryos: int
-    ) -> NurseryProcess:
+    async def start(cls, program: tuple[str, ...], opening: orders.Opening, log: Path) -> NurseryProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        root = runtime / "nursery"
-        _make_private_directory(root)
-        log = runtime / "nursery.log"
+        _make_private_directory(Path(opening.runtime))
         with theirs, log.open("wb") as stderr:
             command = [sys.executable, "-I", "-X", "utf8", *program, str(theirs.fileno())]
             try:
@@ -247,7 +245,6 @@ class NurseryProcess:
                     remedy=f"Check that {sys.executable} is a Python that runs.",
                 ) from cause
         nursery = cls(process, ours, log)
-        opening = orders.Opening(runtime=str(root), exposures=exposures, embryos=embryos)
         try:
             await nursery._send(orders.encode(opening), [])
             async with asyncio.timeout(ANSWER_SECONDS):

@@ -6,12 +6,13 @@ the sandbox it will be, so the nursery can have some ready. `hatch` gives it a r
     nursery                                    child
     1  take a range of user ids, make a cgroup
     2  bind the agent's socket
-    3  clone3 into new namespaces ──────────── join the cgroup, close what is the nursery's, wait
+    3  let the zygote clone3 into new
+       namespaces ──────────────────────────── join the cgroup, keep three descriptors, wait
     4  write the uid and gid maps
     5  say go, with a new /dev ─────────────── 6  become root of its user namespace
                                                7  cgroup namespace, session, loopback
                                                8  /dev, /proc, /sys and masks, on the stage
-                                               9  set up the agent, wait for an order
+                                               9  open the agent, wait for an order
     10 limits; directories for what it writes
     11 open and idmap the layers
     12 send the order ──────────────────────── 13 host name
@@ -31,7 +32,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import socket
 import struct
 from contextlib import ExitStack, suppress
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from atoll.engine.native.orders import Launch
     from atoll.engine.native.seccomp import SeccompFilter
     from atoll.engine.native.uid_ranges import UidRanges
+    from atoll.engine.native.zygote import Zygote
 
 from atoll.protocol.rootfs import Overlay
 
@@ -73,9 +74,16 @@ class Kit(msgspec.Struct, frozen=True):
     """What every launch needs, prepared once."""
 
     uid_ranges: UidRanges
+    cgroups: Cgroups
+    zygote: Zygote
+
+
+class ChildKit(msgspec.Struct, frozen=True):
+    """What every child needs, and finds in its memory."""
+
     masks: mounts.Masks
     seccomp: SeccompFilter
-    cgroups: Cgroups
+    agent: Agent  # each child opens its own copy
 
 
 class Embryo(msgspec.Struct, frozen=True):
@@ -158,7 +166,7 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
         close.callback(os.close, fd)
 
     steps.at("bind the agent's socket")
-    socket_name = f"{secrets.token_hex(8)}.sock"
+    socket_name = f"{os.urandom(8).hex()}.sock"
     listener = close.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     listener.bind(f"{SOCKETS}/{socket_name}")
     undo.callback(os.unlink, f"{SOCKETS}/{socket_name}")
@@ -168,9 +176,7 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     undo.callback(ours.close)
     close.callback(theirs.close)
-    pid, pidfd = syscalls.clone3(NAMESPACES, cgroup)
-    if pid == 0:
-        _Child(kit).live(joins, listener, theirs, range_holder)
+    pid, pidfd = kit.zygote.clone([listener.fileno(), theirs.fileno(), range_holder, *joins], cgroup)
     undo.callback(_kill, pid, pidfd)
 
     steps.at("write the id maps")
@@ -219,33 +225,31 @@ def hatch(embryo: Embryo, launch: Launch, env: int, kit: Kit) -> None:
             raise LaunchFailed(steps.failed(cause)) from cause
 
 
-class _Child:
+class Child:
     """The child's side: steps 6 to 9, and 13 to 18."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: ChildKit) -> None:
         self._kit = kit
         self._steps = Steps()
 
-    def live(self, joins: list[int], listener: socket.socket, channel: socket.socket, range_holder: int) -> NoReturn:
+    def live(self, fds: list[int]) -> NoReturn:
         try:
             self._steps.at("join the cgroup")
-            for fd in joins:
+            for fd in fds[3:]:
                 os.write(fd, b"0")
             self._steps.at("keep three descriptors")
-            _keep_descriptors(listener, channel, range_holder)
-            # The names for those in the nursery's memory are done with; their numbers mean something else here.
-            listener.detach()
-            channel.detach()
+            _keep_descriptors(fds[:3])
             channel = socket.socket(fileno=_CHANNEL)
-            agent = self._become_embryo(channel)
+            self._become_embryo(channel)
             env = self._become_sandbox(channel)
+            agent = self._kit.agent
             agent.run(env, on_ready=lambda: _report(channel, agent))
         except BaseException as cause:
             with suppress(OSError):
                 os.write(_CHANNEL, _encode(self._steps.failed(cause)))
             os._exit(1)
 
-    def _become_embryo(self, channel: socket.socket) -> Agent:
+    def _become_embryo(self, channel: socket.socket) -> None:
         (dev,) = _receive(channel)[1]
         self._steps.at("become root inside")
         os.setgroups([])
@@ -262,8 +266,8 @@ class _Child:
         self._steps.at("mount /dev, /proc and /sys")
         mounts.mount_system_directories(dev, self._kit.masks)
         os.close(dev)
-        self._steps.at("set up the agent")
-        return Agent(socket.socket(fileno=_LISTENER))
+        self._steps.at("open the agent")
+        self._kit.agent.open(socket.socket(fileno=_LISTENER))
 
     def _become_sandbox(self, channel: socket.socket) -> dict[str, str]:
         """Returns the environment of what will run here."""
@@ -286,9 +290,8 @@ class _Child:
         return variables
 
 
-def _keep_descriptors(listener: socket.socket, channel: socket.socket, range_holder: int) -> None:
-    """Those three to known places, /dev/null to 0, 1 and 2, everything else closed."""
-    wanted = (listener.fileno(), channel.fileno(), range_holder)
+def _keep_descriptors(wanted: list[int]) -> None:
+    """Listener, channel and range to known places, /dev/null to 0, 1 and 2, everything else closed."""
     kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in wanted]  # clear of where they go
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for target in (0, 1, 2):

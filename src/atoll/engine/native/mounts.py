@@ -49,12 +49,12 @@ HIDDEN = (
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys")
 
 _DEVICES = {
-    "null": (1, 3),
-    "zero": (1, 5),
-    "full": (1, 7),
-    "random": (1, 8),
-    "urandom": (1, 9),
-    "tty": (5, 0),
+    "null": os.makedev(1, 3),
+    "zero": os.makedev(1, 5),
+    "full": os.makedev(1, 7),
+    "random": os.makedev(1, 8),
+    "urandom": os.makedev(1, 9),
+    "tty": os.makedev(5, 0),
 }
 _DEV_LINKS = {
     "fd": "/proc/self/fd",
@@ -96,7 +96,9 @@ def enter_small_root(runtime: str, exposures: Iterable[Exposure]) -> None:
     syscalls.mount("proc", "proc", "proc", _NO_EXTRAS)
     syscalls.mount("sysfs", "sys", "sysfs", _NO_EXTRAS)
     syscalls.mount("tmpfs", "dev", "tmpfs", MountFlag.NOSUID | MountFlag.NOEXEC, "mode=755,size=64k")
-    _fill_dev("dev")  # the nursery's own: its children start with this /dev/null
+    dev = os.open("dev", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _fill_dev(dev)  # the nursery's own: its children start with this /dev/null
+    os.close(dev)
     syscalls.pivot_root_here()
     syscalls.detach(".")
     os.chdir("/")
@@ -108,24 +110,26 @@ def make_dev(userns: int) -> int:
     Each has its own: on shared inodes, sandboxes could lock each other out with flock, and watch each other with
     inotify. Its file system is read-only, for good.
     """
-    syscalls.mount("tmpfs", f"{STAGE}/dev", "tmpfs", MountFlag.NOSUID | MountFlag.NOEXEC, "mode=755,size=64k")
+    files = syscalls.NewFilesystem("tmpfs", mode="755", size="64k")
     try:
-        _fill_dev(f"{STAGE}/dev")
-        flags = MountFlag.REMOUNT | MountFlag.READ_ONLY | MountFlag.NOSUID | MountFlag.NOEXEC
-        syscalls.mount(None, f"{STAGE}/dev", None, flags)
-        return open_idmapped(f"{STAGE}/dev", userns, MountAttribute.READ_ONLY | MountAttribute.NOEXEC)
+        tree = files.mount(MountAttribute.NONE)
+        _fill_dev(tree)
+        files.make_read_only()
     finally:
-        syscalls.detach(f"{STAGE}/dev")
+        files.close()
+    attributes = MountAttribute.READ_ONLY | MountAttribute.NOEXEC
+    syscalls.mount_setattr(tree, attributes | MountAttribute.IDMAP | MountAttribute.NOSUID, userns)
+    return tree
 
 
-def _fill_dev(path: str) -> None:
+def _fill_dev(directory: int) -> None:
     umask = os.umask(0)
-    for name, numbers in _DEVICES.items():
-        os.mknod(f"{path}/{name}", 0o666 | stat.S_IFCHR, os.makedev(*numbers))
+    for name, device in _DEVICES.items():
+        os.mknod(name, 0o666 | stat.S_IFCHR, device, dir_fd=directory)
     for name, target in _DEV_LINKS.items():
-        os.symlink(target, f"{path}/{name}")
+        os.symlink(target, name, dir_fd=directory)
     for name in _DEV_DIRECTORIES:
-        os.mkdir(f"{path}/{name}", 0o755)
+        os.mkdir(name, 0o755, dir_fd=directory)
     os.umask(umask)
 
 
@@ -138,11 +142,11 @@ class Masks:
         self._read_only = [path[1:] for path in READ_ONLY if os.path.isdir(path)]
 
     def apply(self) -> None:
-        """To proc and sys in the current directory."""
+        """To proc and sys in the current directory, with what is in dev: both are the sandbox's own."""
         for path in self._files:
             syscalls.mount("dev/null", path, None, MountFlag.BIND)
         for path in self._directories:
-            syscalls.mount("tmpfs", path, "tmpfs", _NO_EXTRAS | MountFlag.READ_ONLY, "mode=555,size=4k,nr_inodes=1")
+            syscalls.mount("dev/shm", path, None, MountFlag.BIND)
         for path in self._read_only:
             syscalls.mount(path, path, None, MountFlag.BIND)
             syscalls.mount_setattr_at(path, MountAttribute.READ_ONLY)
@@ -152,17 +156,17 @@ def mount_system_directories(dev: int, masks: Masks) -> None:
     """Mount dev, proc and sys on the stage, where they wait for a root to be moved into.
 
     This comes before the host is out of sight: the kernel allows a new /proc or /sys only to someone who can see a
-    whole one already.
+    whole one already. The masks come before something is mounted on dev/shm, which stands for an empty directory.
     """
     os.chdir(STAGE)
     syscalls.move_mount(dev, "dev")
     syscalls.mount("proc", "proc", "proc", _NO_EXTRAS)
     syscalls.mount("sysfs", "sys", "sysfs", _NO_EXTRAS | MountFlag.READ_ONLY)
+    masks.apply()
     pts = "newinstance,ptmxmode=0666,mode=0620"
     syscalls.mount("devpts", "dev/pts", "devpts", MountFlag.NOSUID | MountFlag.NOEXEC, pts)
     syscalls.mount("tmpfs", "dev/shm", "tmpfs", _NO_EXTRAS, "mode=1777,size=64m")
     syscalls.mount("mqueue", "dev/mqueue", "mqueue", _NO_EXTRAS)
-    masks.apply()
 
 
 def open_idmapped(path: str, userns: int, attributes: MountAttribute) -> int:

@@ -32,6 +32,7 @@ from atoll.engine.native.launcher import Embryo, Failure, Kit, LaunchFailed
 from atoll.engine.native.seccomp import SeccompFilter
 from atoll.engine.native.syscalls import Prctl
 from atoll.engine.native.uid_ranges import UidRanges
+from atoll.engine.native.zygote import Zygote
 
 IDLE_SECONDS = 0.01  # without an order for so long, there is time to prepare for the next
 RETIRE_ATTEMPTS = 20
@@ -80,6 +81,7 @@ class Nursery:
             embryo = self._embryos.popleft()
             self._let_go(embryo)  # which ends it
             self._collect(embryo)
+        self._kit.zygote.close()
         for _ in range(RETIRE_ATTEMPTS):
             if not self._emptying:
                 return
@@ -219,14 +221,16 @@ def open_nursery(engine: socket.socket) -> Nursery:
     uid_ranges, seccomp, cgroups = UidRanges(), SeccompFilter.shipped(), open_cgroups()
     if cgroups is None:
         raise SystemExit("no control groups that limit memory, processes and cpu")
+    cgroups.expect_joins()
     rehearse()
     agent.shut_import_system()
     mounts.enter_small_root(opening.runtime, opening.exposures)
     sweep(cgroups, uid_ranges)
-    kit = Kit(uid_ranges, mounts.Masks(), seccomp, cgroups)
+    child = launcher.Child(launcher.ChildKit(mounts.Masks(), seccomp, agent.Agent()))
     # Objects made so far are never looked at by the collector again, so that it does not unshare their pages.
     gc.collect()
     gc.freeze()
+    kit = Kit(uid_ranges, cgroups, Zygote(launcher.NAMESPACES, child.live))
     engine.send(orders.encode(orders.Opened()))
     return Nursery(engine, kit, opening.embryos)
 

@@ -14,6 +14,9 @@ _python = ctypes.pythonapi
 _SYS_PIVOT_ROOT = 155  # x86-64; the ones below have the same number on every architecture
 _SYS_OPEN_TREE = 428
 _SYS_MOVE_MOUNT = 429
+_SYS_FSOPEN = 430
+_SYS_FSCONFIG = 431
+_SYS_FSMOUNT = 432
 _SYS_CLONE3 = 435
 _SYS_CLOSE_RANGE = 436
 _SYS_MOUNT_SETATTR = 442
@@ -24,7 +27,9 @@ _AT_RECURSIVE = 0x8000
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _MNT_DETACH = 2
-_SIGCHLD = 17
+_FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
+_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 0, 1, 6, 7
+_ZERO = ctypes.c_ulong(0)
 
 
 class Namespace(IntFlag):
@@ -92,33 +97,32 @@ class _CapabilityHeader(ctypes.Structure):
 
 
 _CAPABILITY_VERSION_3 = 0x20080522
-_CLONE_PIDFD = 0x1000
+_CLONE_PARENT = 0x8000
 _CLONE_INTO_CGROUP = 0x200000000
 
 
-def clone3(namespaces: Namespace, cgroup: int | None = None) -> tuple[int, int]:
-    """Fork into new namespaces, and into a version 2 control group. The parent gets pid and pidfd, the child (0, -1).
+def clone3_as_sibling(namespaces: Namespace, cgroup: int | None = None) -> int:
+    """Fork into new namespaces, and into a version 2 control group. The child, to which this returns 0, has our parent.
 
     A bare clone3 skips what Python does around a fork, and every child would then draw the same random numbers; so
     the three hooks are called by hand.
     """
-    pidfd = ctypes.c_int(-1)
-    arguments = _CloneArguments(flags=namespaces | _CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=_SIGCHLD)
+    arguments = _CloneArguments(flags=namespaces | _CLONE_PARENT)
     if cgroup is not None:
         arguments.flags |= _CLONE_INTO_CGROUP
         arguments.cgroup = cgroup
     _python.PyOS_BeforeFork()
-    pid = _libc_locked.syscall(
+    pid: int = _libc_locked.syscall(
         ctypes.c_long(_SYS_CLONE3), ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments))
     )
     if pid == 0:
         _python.PyOS_AfterFork_Child()
-        return 0, -1
+        return 0
     number = ctypes.get_errno()
     _python.PyOS_AfterFork_Parent()
     if pid < 0:
         raise OSError(number, os.strerror(number))
-    return pid, pidfd.value
+    return pid
 
 
 def unshare(namespaces: Namespace) -> None:
@@ -168,6 +172,39 @@ def mount(source: str | None, target: str, fstype: str | None, flags: MountFlag,
     _check(_libc.mount(*encoded[:3], ctypes.c_ulong(flags), encoded[3]))
 
 
+class NewFilesystem:
+    """A file system in the making, which needs no mount point: `mount` gives it as a detached mount."""
+
+    def __init__(self, fstype: str, flags: tuple[str, ...] = (), **options: str) -> None:
+        self._fd = _syscall(_SYS_FSOPEN, fstype.encode(), ctypes.c_uint(_FSOPEN_CLOEXEC))
+        try:
+            for flag in flags:
+                self._configure(_FSCONFIG_SET_FLAG, flag)
+            for name, value in options.items():
+                self._configure(_FSCONFIG_SET_STRING, name, value)
+            self._configure(_FSCONFIG_CMD_CREATE)
+        except OSError:
+            self.close()
+            raise
+
+    def mount(self, attributes: MountAttribute) -> int:
+        return _syscall(
+            _SYS_FSMOUNT, ctypes.c_int(self._fd), ctypes.c_uint(_FSMOUNT_CLOEXEC), ctypes.c_uint(attributes)
+        )
+
+    def make_read_only(self) -> None:
+        """The file system itself, for good, however it is mounted."""
+        self._configure(_FSCONFIG_SET_FLAG, "ro")
+        self._configure(_FSCONFIG_CMD_RECONFIGURE)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _configure(self, command: int, name: str | None = None, value: str | None = None) -> None:
+        words = [None if word is None else word.encode() for word in (name, value)]
+        _syscall(_SYS_FSCONFIG, ctypes.c_int(self._fd), ctypes.c_uint(command), *words, ctypes.c_int(0))
+
+
 def detach(target: str) -> None:
     """Take the mount at `target` out of the tree now; it goes when nobody uses it."""
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)))
@@ -190,8 +227,7 @@ def set_hostname(name: str) -> None:
 
 def prctl(option: Prctl, value: int | bytes) -> None:
     argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
-    zero = ctypes.c_ulong(0)
-    _check(_libc.prctl(ctypes.c_int(option), argument, zero, zero, zero))
+    _check(_libc.prctl(ctypes.c_int(option), argument, _ZERO, _ZERO, _ZERO))
 
 
 def set_capabilities(mask: int) -> None:
