@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from atoll.engine.base import LiveSandbox, ProcessIdentity
-from atoll.engine.native import engine as engine_module
-from atoll.engine.native import uid_ranges
+from atoll.engine.native import nursery_process, uid_ranges
 from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
 from atoll.images.host import HostImage
@@ -238,7 +237,7 @@ async def test_a_nursery_killed_in_the_middle_of_starts_leaves_no_sandbox_that_n
 
 async def test_a_stopped_nursery_is_given_up(own: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
-    monkeypatch.setattr(engine_module, "ANSWER_SECONDS", 0.2)  # a constant of ours; a minute would prove no more
+    monkeypatch.setattr(nursery_process, "ANSWER_SECONDS", 0.2)  # a constant of ours; a minute would prove no more
     os.kill(nursery_of(own), signal.SIGSTOP)
     with pytest.raises(AtollError) as caught:
         await own.create("one", image="busybox")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from atoll.engine.native.cgroups import CgroupsV2, Resources, parse_keyed, parse_mounts, quota
+from atoll.engine.native.cgroups import CgroupsV2, Resources, open_cgroups, parse_keyed, parse_mounts, quota
 from atoll.engine.native.syscalls import Namespace
 from atoll.engine.native.zygote import Zygote
 
@@ -69,6 +70,57 @@ def test_a_child_is_cloned_into_its_group_frozen_thawed_and_the_group_removed(un
         pass
     assert unified.remove("test-clone"), "twice is fine"
     assert "test-clone" not in unified.names()
+
+
+def test_everyone_in_a_group_is_killed_and_whoever_watches_it_is_told(unified: CgroupsV2) -> None:
+    unified.create("test-kill")
+    group = unified.clone_into("test-kill")
+    assert group is not None
+    zygote = Zygote(Namespace.UTS, wait_for_ever)
+    clones = [zygote.clone([], group) for _ in range(3)]
+    watch = unified.watch("test-kill")
+    with pytest.raises(BlockingIOError):
+        os.read(watch, 4096)
+    unified.kill("test-kill")
+    for pid, pidfd in clones:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        os.close(pidfd)
+    assert select.select([watch], [], [], 60)[0], "the group is empty now, and that is a change"
+    assert os.read(watch, 4096)
+    for fd in (watch, group):
+        os.close(fd)
+    zygote.close()
+    while not unified.remove("test-kill"):
+        pass
+
+
+def test_everyone_in_a_group_of_the_machine_is_killed() -> None:
+    """Whichever version limits are enforced with here."""
+    cgroups = open_cgroups()
+    assert cgroups
+    cgroups.create("test-kill-all")
+    group, joins = cgroups.clone_into("test-kill-all"), cgroups.joins("test-kill-all")
+    zygote = Zygote(Namespace.UTS, join_and_wait)
+    ready, theirs = os.pipe()
+    clones = [zygote.clone([theirs, *joins], group) for _ in range(3)]
+    for _ in clones:
+        os.read(ready, 1)
+    cgroups.kill("test-kill-all")
+    for pid, pidfd in clones:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        os.close(pidfd)
+    for fd in (ready, theirs, *joins, *([group] if group is not None else [])):
+        os.close(fd)
+    zygote.close()
+    while not cgroups.remove("test-kill-all"):
+        pass
+
+
+def join_and_wait(fds: list[int]) -> NoReturn:
+    for fd in fds[1:]:
+        os.write(fd, b"0")
+    os.write(fds[0], b"x")
+    wait_for_ever(fds)
 
 
 def wait_for_ever(fds: list[int]) -> NoReturn:

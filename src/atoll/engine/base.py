@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -55,6 +58,18 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: int
 
 
+class EventKind(Enum):
+    OOM_KILLED = "oom_killed"  # it ran out of memory, and a process of it was killed
+    ENDED = "ended"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to a sandbox, and how many of its processes were killed for memory until then."""
+
+    kind: EventKind
+    oom_kills: int
+
+
 class Engine(Protocol):
     """Makes sandboxes, watches them, ends them."""
 
@@ -87,6 +102,14 @@ class Engine(Protocol):
         ...
 
     async def usage(self, sandbox: LiveSandbox) -> Usage: ...
+
+    async def open_socket(self, sandbox: LiveSandbox, port: int) -> socket.socket:
+        """A connection to what listens on the sandbox's own loopback, which nothing else of the host can reach."""
+        ...
+
+    def events(self, sandbox: LiveSandbox) -> AsyncIterator[Event]:
+        """From now on, as they happen. ENDED is the last."""
+        ...
 
     async def close(self) -> None:
         """Let go of the engine's own processes. Sandboxes run on."""

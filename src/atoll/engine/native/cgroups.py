@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from contextlib import suppress
 from typing import Protocol
@@ -23,7 +24,7 @@ from typing import Protocol
 import msgspec
 
 from atoll.engine.base import Usage
-from atoll.engine.native.syscalls import NewFilesystem
+from atoll.engine.native.syscalls import NewFilesystem, watch_files
 
 PARENT = "atoll"
 CPU_PERIOD_US = 100_000
@@ -66,6 +67,15 @@ class Cgroups(Protocol):
 
     def thaw(self, name: str) -> None: ...
     def usage(self, name: str) -> Usage: ...
+    def watch(self, name: str) -> int:
+        """A descriptor that becomes readable when a process of the group is killed for memory, and perhaps more often;
+        reading empties it."""
+        ...
+
+    def kill(self, name: str) -> None:
+        """Every process of the group."""
+        ...
+
     def names(self) -> list[str]: ...
     def remove(self, name: str) -> bool:
         """False if it must be tried again: somebody is still in it."""
@@ -169,6 +179,24 @@ class CgroupsV1:
             oom_kills=parse_keyed(_read(memory, f"{name}/memory.oom_control")).get("oom_kill", 0),
         )
 
+    def watch(self, name: str) -> int:
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        memory = self._roots["memory"]
+        control = _open(memory, f"{name}/memory.oom_control", os.O_RDONLY)
+        try:
+            _write(memory, f"{name}/cgroup.event_control", f"{event} {control}")
+        finally:
+            os.close(control)
+        return event
+
+    def kill(self, name: str) -> None:
+        with suppress(TimeoutError):
+            self.freeze(name)  # or they would multiply faster than they are counted
+        for pid in _read(self._roots["freezer"], f"{name}/cgroup.procs").split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        self.thaw(name)
+
     def names(self) -> list[str]:
         return sorted({name for tree in self._trees for name in _directories(tree)})
 
@@ -229,6 +257,14 @@ class CgroupsV2:
             processes=int(_read(self._root, f"{name}/pids.current")),
             oom_kills=parse_keyed(_read(self._root, f"{name}/memory.events")).get("oom_kill", 0),
         )
+
+    def watch(self, name: str) -> int:
+        group = f"/proc/self/fd/{self._root}/{name}"
+        files = (f"{group}/{file}" for file in ("cgroup.events", "memory.events"))
+        return watch_files([file for file in files if os.path.exists(file)])
+
+    def kill(self, name: str) -> None:
+        _write(self._root, f"{name}/cgroup.kill", 1)
 
     def names(self) -> list[str]:
         return sorted(_directories(self._root))

@@ -29,6 +29,7 @@ from atoll.agent.rehearsal import rehearse
 from atoll.engine.native import launcher, mounts, orders, syscalls
 from atoll.engine.native.cgroups import Cgroups, group_name, open_cgroups
 from atoll.engine.native.launcher import Embryo, Failure, Kit, LaunchFailed
+from atoll.engine.native.network_visits import NetworkVisits
 from atoll.engine.native.seccomp import SeccompFilter
 from atoll.engine.native.syscalls import Prctl
 from atoll.engine.native.uid_ranges import UidRanges
@@ -59,6 +60,7 @@ class Nursery:
         self._under_way = 0
         self._prepare_after = 0.0
         self._emptying: set[str] = set()  # cgroups whose last process is on its way out
+        self._visits = NetworkVisits()
         self._selector = selectors.EpollSelector()
 
     def serve(self) -> None:
@@ -106,13 +108,29 @@ class Nursery:
 
     def _take_order(self) -> bool:
         packet, fds, _, _ = socket.recv_fds(self._engine, launcher.MAX_ORDER, 1)
-        if packet:
-            launch = orders.decode_launch(packet)
-            if fds:
+        if not packet:
+            return False
+        match orders.decode_order(packet):
+            case orders.Launch() as launch if fds:
                 self._begin(launch, fds[0])
-            else:
+            case orders.Launch() as launch:
                 self._regret(launch, Failure("receive the environment", errno.EMFILE, os.strerror(errno.EMFILE)))
-        return bool(packet)
+            case orders.OpenSocket() as order:
+                self._open_socket(order, fds)
+        return True
+
+    def _open_socket(self, order: orders.OpenSocket, fds: list[int]) -> None:
+        try:
+            (process,) = fds
+            with self._visits.socket_at(process, order.family) as made:
+                answer = orders.encode(orders.SocketOpened(ticket=order.ticket))
+                socket.send_fds(self._engine, [answer], [made.fileno()])
+        except (OSError, ValueError) as cause:
+            number = getattr(cause, "errno", None) or errno.EMFILE
+            self._engine.send(orders.encode(orders.SocketRefused(ticket=order.ticket, errno=number)))
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _begin(self, launch: orders.Launch, env: int) -> None:
         was_waiting = bool(self._embryos)
@@ -203,8 +221,8 @@ def sweep(cgroups: Cgroups, uid_ranges: UidRanges) -> None:
     """Remove the groups and sockets of sandboxes that ended while no nursery was there to see it."""
     names = {group_name(base): base for base in uid_ranges.bases()}
     for name in cgroups.names():
-        if name in names and uid_ranges.is_free(names[name]):
-            cgroups.remove(name)
+        if name in names and uid_ranges.is_free(names[name]) and not cgroups.remove(name):
+            cgroups.kill(name)  # its agent is gone, so nobody in it is anybody's
     for name in os.listdir(launcher.SOCKETS):
         path = f"{launcher.SOCKETS}/{name}"
         with socket.socket(socket.AF_UNIX) as probe:

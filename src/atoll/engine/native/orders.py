@@ -28,7 +28,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     exposures: tuple[Exposure, ...]
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
+class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     """Make a sandbox. Every path is one in the nursery's root.
 
     Its environment comes along as a descriptor that the nursery passes on unread: what is in the nursery's memory is
@@ -40,6 +40,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     overlays: tuple[Overlay, ...]
     disk: str
     resources: Resources
+
+
+class OpenSocket(msgspec.Struct, frozen=True, kw_only=True, tag="open socket"):
+    """Make a stream socket in the network namespace of a process, whose pidfd comes along."""
+
+    ticket: int
+    family: int
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
@@ -65,11 +72,24 @@ class Stillborn(msgspec.Struct, frozen=True, kw_only=True, tag="stillborn"):
     detail: str
 
 
-Answer = Opened | Born | Stillborn
+class SocketOpened(msgspec.Struct, frozen=True, kw_only=True, tag="socket opened"):
+    """The socket comes along."""
+
+    ticket: int
+
+
+class SocketRefused(msgspec.Struct, frozen=True, kw_only=True, tag="socket refused"):
+    ticket: int
+    errno: int
+
+
+Order = Launch | OpenSocket
+Answer = Opened | Born | Stillborn | SocketOpened | SocketRefused
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 decode_opening = msgspec.msgpack.Decoder(Opening).decode
-decode_launch = msgspec.msgpack.Decoder(Launch).decode
+_order_decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+decode_order = _order_decoder.decode
 _answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 decode_answer = _answer_decoder.decode

@@ -27,6 +27,7 @@ _AT_RECURSIVE = 0x8000
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _MNT_DETACH = 2
+_IN_MODIFY = 2
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 0, 1, 6, 7
 _ZERO = ctypes.c_ulong(0)
@@ -129,6 +130,11 @@ def unshare(namespaces: Namespace) -> None:
     _check(_libc.unshare(ctypes.c_int(namespaces)))
 
 
+def setns(fd: int, namespaces: Namespace) -> None:
+    """Enter namespaces of the process that a pidfd means, or the one a descriptor of it means."""
+    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(namespaces)))
+
+
 def open_tree(path: str, *, recursive: bool = False) -> int:
     """A detached copy of the mount at `path`, as a descriptor; if asked, with the mounts below it."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
@@ -218,6 +224,14 @@ def pivot_root_here() -> None:
 def close_from(first: int) -> None:
     """Close every descriptor from `first` on."""
     _syscall(_SYS_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(0))
+
+
+def watch_files(paths: list[str]) -> int:
+    """A descriptor that becomes readable when one of them is modified."""
+    fd = _check(_libc.inotify_init1(ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK)))
+    for path in paths:
+        _check(_libc.inotify_add_watch(ctypes.c_int(fd), os.fsencode(path), ctypes.c_uint32(_IN_MODIFY)))
+    return fd
 
 
 def set_hostname(name: str) -> None:

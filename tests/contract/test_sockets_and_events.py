@@ -1,0 +1,139 @@
+"""What every engine promises of a running sandbox: a way to its ports, and word of what happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from atoll.engine.base import Event, EventKind
+from atoll.engine.native.engine import NativeEngine
+from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.machine import Machine
+from tests.conftest import Box
+
+SERVER = """
+import socket, sys
+server = socket.socket(socket.{family})
+server.bind(("{address}", {port}))
+server.listen()
+print("listening", flush=True)
+while True:
+    peer, _ = server.accept()
+    peer.sendall(b"hello from inside")
+    peer.close()
+"""
+
+
+async def serve(box: Box, family: str, address: str, port: int) -> None:
+    code = SERVER.format(family=family, address=address, port=port)
+    await box.sh(f"python3 -u -c '{code}' >/tmp/{port}.log 2>&1 & until grep -q listening /tmp/{port}.log; do :; done")
+
+
+async def everything_from(peer: socket.socket) -> bytes:
+    loop = asyncio.get_running_loop()
+    received = b""
+    while data := await loop.sock_recv(peer, 4096):
+        received += data
+    return received
+
+
+@pytest.mark.parametrize(
+    ("family", "address"),
+    [("AF_INET", "127.0.0.1"), ("AF_INET", "0.0.0.0"), ("AF_INET6", "::1"), ("AF_INET6", "::")],
+)
+async def test_a_socket_reaches_a_service_on_the_sandboxs_own_loopback(
+    host_box: Box, machine: Machine, family: str, address: str
+) -> None:
+    await serve(host_box, family, address, 8080)
+    with await machine.engine.open_socket(host_box.live, 8080) as peer:
+        assert await everything_from(peer) == b"hello from inside"
+
+
+async def test_ports_of_two_sandboxes_are_two_ports(neighbours: tuple[Box, Box], machine: Machine) -> None:
+    one, other = neighbours
+    await serve(one, "AF_INET", "127.0.0.1", 9000)
+    with pytest.raises(AtollError) as caught:
+        await machine.engine.open_socket(other.live, 9000)
+    assert caught.value.code == ErrorCode.PORT_NOT_OPEN
+    assert "9000" in str(caught.value) and caught.value.remedy
+    with socket.socket() as host, pytest.raises(OSError):
+        host.connect(("127.0.0.1", 9000))
+
+
+@pytest.mark.parametrize("port", [0, -1, 65_536])
+async def test_a_number_that_is_no_port_is_refused(box: Box, machine: Machine, port: int) -> None:
+    with pytest.raises(AtollError) as caught:
+        await machine.engine.open_socket(box.live, port)
+    assert caught.value.code == ErrorCode.INVALID_PORT
+
+
+async def test_a_sandbox_that_has_ended_has_no_ports(box: Box, machine: Machine) -> None:
+    os.kill(box.live.process.pid, signal.SIGKILL)
+    await machine.engine.wait(box.live)
+    with pytest.raises(AtollError) as caught:
+        await machine.engine.open_socket(box.live, 80)
+    assert caught.value.code == ErrorCode.SANDBOX_NOT_RUNNING
+
+
+async def test_many_sockets_at_once_and_some_given_up(host_box: Box, machine: Machine) -> None:
+    await serve(host_box, "AF_INET", "127.0.0.1", 8080)
+    tasks = [asyncio.create_task(machine.engine.open_socket(host_box.live, 8080)) for _ in range(60)]
+    for task in tasks[::3]:
+        await asyncio.sleep(0)
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, socket.socket):
+            with outcome:
+                assert await everything_from(outcome) == b"hello from inside"
+        else:
+            assert isinstance(outcome, asyncio.CancelledError)
+
+
+async def test_the_nursery_is_home_again_after_a_visit(host_box: Box, machine: Machine) -> None:
+    assert isinstance(machine.engine, NativeEngine)
+    await serve(host_box, "AF_INET", "127.0.0.1", 8080)
+    (await machine.engine.open_socket(host_box.live, 8080)).close()
+    assert os.readlink(f"/proc/{machine.engine.nursery_pid}/ns/net") == os.readlink("/proc/self/ns/net")
+
+
+@pytest.fixture
+async def small(machine: Machine) -> AsyncIterator[Box]:
+    live = await machine.create("small", limits={"memory": "64MiB"})
+    async with AgentLink(live.agent_socket) as link:
+        yield Box(live, link, "host")
+    await machine.destroy(live)
+
+
+async def test_running_out_of_memory_and_the_end_are_events(small: Box, machine: Machine) -> None:
+    seen: asyncio.Queue[Event] = asyncio.Queue()
+
+    async def listen() -> None:
+        async for event in machine.engine.events(small.live):
+            seen.put_nowait(event)
+
+    listener = asyncio.create_task(listen())
+    await asyncio.sleep(0)
+    for number in (1, 2):
+        hog = await small.run("python3", "-c", "x = b'x' * 200_000_000")
+        assert hog.done.exit_code == 128 + signal.SIGKILL
+        assert await seen.get() == Event(kind=EventKind.OOM_KILLED, oom_kills=number)
+    os.kill(small.live.process.pid, signal.SIGKILL)
+    assert await seen.get() == Event(kind=EventKind.ENDED, oom_kills=2)
+    await listener
+
+
+async def test_several_may_listen_and_one_may_stop(box: Box, machine: Machine) -> None:
+    async def last() -> Event:
+        return [event async for event in machine.engine.events(box.live)][-1]
+
+    tasks = [asyncio.create_task(last()) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks.pop().cancel()
+    os.kill(box.live.process.pid, signal.SIGKILL)
+    assert {event.kind for event in await asyncio.gather(*tasks)} == {EventKind.ENDED}
