@@ -261,15 +261,23 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as directory:
-        work = Path(directory)
+    with ExitStack() as stack:
+        # As in use: the state on a disk, sockets in /run.
+        work, run = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=where)))
+            for where in (None, "/run")
+        )
         work.chmod(0o755)
-        async with Machine(work / "state", work / "run") as machine:
-            with ExitStack() as stack:
-                await compare(machine, work, stack, rounds)
+        async with Machine(work / "state", run / "atoll") as machine:
+            await compare(machine, work, run, rounds)
 
 
-async def compare(machine: Machine, work: Path, stack: ExitStack, rounds: int) -> None:
+async def compare(machine: Machine, work: Path, run: Path, rounds: int) -> None:
+    with ExitStack() as stack:
+        await _compare(machine, work, run, stack, rounds)
+
+
+async def _compare(machine: Machine, work: Path, run: Path, stack: ExitStack, rounds: int) -> None:
     layer = Path(machine.images.resolve("host").overlays[0].layers[0])
     shown = work / "layer"  # the state directory is private; the C program's child must get through
     shutil.copytree(layer, shown, symlinks=True)
@@ -286,8 +294,8 @@ async def compare(machine: Machine, work: Path, stack: ExitStack, rounds: int) -
         if image := docker_image():
             variants["docker run"] = Docker(image)
         variants["atoll cold"] = Cold(machine)
-        state, run = work / "state-unprepared", work / "run-unprepared"
-        async with Machine(state, run, engine=NativeEngine(state, run, embryos=0)) as unprepared:
+        state, sockets = work / "state-unprepared", run / "unprepared"
+        async with Machine(state, sockets, engine=NativeEngine(state, sockets, embryos=0)) as unprepared:
             variants["cold, unprepared"] = Cold(unprepared)
             report(await measure(variants, rounds))
     await machine.destroy(sandbox)

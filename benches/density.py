@@ -92,8 +92,11 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--alive", type=int, default=500)
     alive = parser.parse_args().alive
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as directory:
-        async with Machine(Path(directory, "state"), Path(directory, "run")) as machine:
+    with (
+        tempfile.TemporaryDirectory(prefix="atoll-bench-") as state,
+        tempfile.TemporaryDirectory(prefix="atoll-bench-", dir="/run") as run,
+    ):
+        async with Machine(Path(state, "state"), Path(run, "run")) as machine:
             await measure(machine, alive)
 
 
