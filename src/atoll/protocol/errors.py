@@ -172,6 +172,11 @@ class NotRootError(HostError, PermissionError):
     errno_value = errno.EPERM
 
 
+class PortNotOpenError(SandboxError, ConnectionRefusedError):
+    code = ErrorCode.PORT_NOT_OPEN
+    errno_value = errno.ECONNREFUSED
+
+
 class NoSpaceError(HostError, OSError):
     code = ErrorCode.NO_SPACE
     errno_value = errno.ENOSPC
@@ -184,6 +189,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.INVALID_COMMAND: InvalidValueError,
     ErrorCode.INVALID_ENVIRONMENT: InvalidValueError,
     ErrorCode.INVALID_REQUEST: InvalidValueError,
+    ErrorCode.INVALID_PORT: InvalidValueError,
     ErrorCode.IMAGE_NOT_FOUND: NotFoundError,
     ErrorCode.SANDBOX_NOT_FOUND: NotFoundError,
     ErrorCode.IMAGE_EXISTS: AlreadyExistsError,
@@ -195,6 +201,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.PROCESS_LIMIT_REACHED: LimitReachedError,
     ErrorCode.SANDBOX_NOT_RUNNING: SandboxError,
     ErrorCode.SANDBOX_NOT_FROZEN: SandboxError,
+    ErrorCode.PORT_NOT_OPEN: PortNotOpenError,
     ErrorCode.AGENT_BUSY: SandboxError,
     ErrorCode.AGENT_LOST: AgentLostError,
     ErrorCode.AGENT_TIMEOUT: AgentTimeoutError,
