@@ -1,32 +1,38 @@
 """What the engine says of machines it cannot work on."""
 
+from collections.abc import Callable
+
 import pytest
 
-from atoll.engine.native.preflight import find_problem, parse_kernel
-from atoll.protocol.errors import ErrorCode
+from atoll.engine.native.preflight import check_architecture, check_kernel, check_machine, check_root, parse_kernel
+from atoll.protocol.errors import AtollError, ErrorCode
 
 
 @pytest.mark.parametrize(
-    ("machine", "code"),
+    ("ask", "code"),
     [
-        ((0, "Linux", "5.10.0-28-amd64", "x86_64"), ErrorCode.KERNEL_TOO_OLD),
-        ((0, "Linux", "5.18.19", "x86_64"), ErrorCode.KERNEL_TOO_OLD),
-        ((0, "Linux", "unknown", "x86_64"), ErrorCode.KERNEL_TOO_OLD),
-        ((0, "Linux", "6.1.0", "aarch64"), ErrorCode.MACHINE_NOT_SUPPORTED),
-        ((0, "Darwin", "23.1.0", "x86_64"), ErrorCode.MACHINE_NOT_SUPPORTED),
-        ((1000, "Linux", "6.1.0", "x86_64"), ErrorCode.NOT_ROOT),
+        (lambda: check_kernel("5.10.0-28-amd64"), ErrorCode.KERNEL_TOO_OLD),
+        (lambda: check_kernel("5.18.19"), ErrorCode.KERNEL_TOO_OLD),
+        (lambda: check_kernel("unknown"), ErrorCode.KERNEL_TOO_OLD),
+        (lambda: check_architecture("Linux", "aarch64"), ErrorCode.MACHINE_NOT_SUPPORTED),
+        (lambda: check_architecture("Darwin", "x86_64"), ErrorCode.MACHINE_NOT_SUPPORTED),
+        (lambda: check_root(1000), ErrorCode.NOT_ROOT),
     ],
 )
-def test_a_machine_that_will_not_do_is_named_with_a_remedy(machine: tuple[int, str, str, str], code: ErrorCode) -> None:
-    problem = find_problem(*machine)
-    assert problem is not None
-    assert problem.code == code
-    assert problem.remedy
+def test_a_machine_that_will_not_do_is_named_with_a_remedy(ask: Callable[[], str], code: ErrorCode) -> None:
+    with pytest.raises(AtollError) as caught:
+        ask()
+    assert caught.value.code == code
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize("release", ["5.19.0", "6.1.0-13-amd64", "6.18.44-custom", "10.0"])
 def test_newer_kernels_are_fine(release: str) -> None:
-    assert find_problem(0, "Linux", release, "x86_64") is None
+    assert check_kernel(release) == release
+
+
+def test_this_machine_is_fine() -> None:
+    check_machine()
 
 
 def test_kernel_versions_compare_as_numbers() -> None:

@@ -85,7 +85,7 @@ class HostImage:
         return Path(rootfs.overlays[0].layers[0])
 
     def _resolve(self) -> Rootfs:
-        self._check_layout()
+        check_layout(self._host)
         state = read_host_state(self._host)
         root = self._store / state.digest
         if not root.is_dir():
@@ -115,17 +115,6 @@ class HostImage:
     @staticmethod
     def _label(state: HostState) -> str:
         return f"{state.digest} ({state.system})"
-
-    def _check_layout(self) -> None:
-        for name in MERGED:
-            link = self._host / name
-            if not link.is_symlink() or link.readlink().parts[-2:-1] != ("usr",):
-                raise error(
-                    ErrorCode.HOST_IMAGE_NOT_POSSIBLE,
-                    f"/{name} does not lead into /usr on this host",
-                    remedy="Install usrmerge, or use another image.",
-                    path=f"/{name}",
-                )
 
     def _build(self, target: Path, state: HostState) -> None:
         self._store.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,6 +146,19 @@ class HostImage:
         (root / "var/lock").symlink_to("/run/lock")
         debian_etc.write_etc(self._host, root / "etc")
         copy_package_database(self._host / "var/lib/dpkg", root / "var/lib/dpkg")
+
+
+def check_layout(host: Path) -> None:
+    """Raise if /usr is not the whole system: what is outside of it would be missing inside."""
+    for name in MERGED:
+        link = host / name
+        if not link.is_symlink() or link.readlink().parts[-2:-1] != ("usr",):
+            raise error(
+                ErrorCode.HOST_IMAGE_NOT_POSSIBLE,
+                f"/{name} does not lead into /usr on this host",
+                remedy="Install usrmerge, or use another image.",
+                path=f"/{name}",
+            )
 
 
 def look_at_host(host: Path) -> HostLook:

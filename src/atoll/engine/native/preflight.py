@@ -1,4 +1,8 @@
-"""What the native engine needs of the machine, asked before anything is made."""
+"""What the native engine cannot do without, asked before anything is made: cheap, and without a side effect.
+
+Each question returns what was found, or raises with a remedy. What can be learned only by trying is asked by
+examination.py, which `atoll doctor` runs.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import platform
 import re
 
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import ErrorCode, error
 
 MINIMUM_KERNEL = (5, 19)  # overlay mounts on idmapped layers
 MACHINES = ("x86_64",)
@@ -14,39 +18,47 @@ MACHINES = ("x86_64",)
 
 def check_machine() -> None:
     """Raise the first reason why no sandbox can be made here."""
-    problem = find_problem(os.geteuid(), platform.system(), platform.release(), platform.machine())
-    if problem:
-        raise problem
+    check_architecture(platform.system(), platform.machine())
+    check_kernel(platform.release())
+    check_root(os.geteuid())
 
 
-def find_problem(euid: int, system: str, release: str, machine: str) -> AtollError | None:
+def check_architecture(system: str, machine: str) -> str:
     if system != "Linux":
-        return error(
+        raise error(
             ErrorCode.MACHINE_NOT_SUPPORTED,
             f"sandboxes need Linux; this is {system}",
             remedy="Run a server on Linux, and point ATOLL_URL at it.",
         )
     if machine not in MACHINES:
-        return error(
+        raise error(
             ErrorCode.MACHINE_NOT_SUPPORTED,
             f"the system-call filter is made for {', '.join(MACHINES)}; this is {machine}",
             remedy="Run a server on an x86-64 machine.",
         )
+    return f"{system} on {machine}"
+
+
+def check_kernel(release: str) -> str:
     if parse_kernel(release) < MINIMUM_KERNEL:
-        return error(
+        raise error(
             ErrorCode.KERNEL_TOO_OLD,
             f"the kernel is {release}; overlay mounts on idmapped layers need {'.'.join(map(str, MINIMUM_KERNEL))}",
             remedy="Boot a newer kernel; Debian 12 and Ubuntu 24.04 have one.",
             release=release,
         )
+    return release
+
+
+def check_root(euid: int) -> str:
     if euid != 0:
-        return error(
+        raise error(
             ErrorCode.NOT_ROOT,
             f"making sandboxes needs root; this process runs as uid {euid}",
             remedy="Run it with sudo, or point ATOLL_URL at a server that has root.",
             uid=euid,
         )
-    return None
+    return "uid 0"
 
 
 def parse_kernel(release: str) -> tuple[int, int]:
