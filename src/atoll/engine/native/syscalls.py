@@ -28,6 +28,7 @@ _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _MNT_DETACH = 2
 _IN_MODIFY = 2
+_SIGCHLD = 17
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 0, 1, 6, 7
 _ZERO = ctypes.c_ulong(0)
@@ -102,13 +103,20 @@ _CLONE_PARENT = 0x8000
 _CLONE_INTO_CGROUP = 0x200000000
 
 
-def clone3_as_sibling(namespaces: Namespace, cgroup: int | None = None) -> int:
-    """Fork into new namespaces, and into a version 2 control group. The child, to which this returns 0, has our parent.
+def clone3(namespaces: Namespace, cgroup: int | None = None) -> int:
+    """Fork into new namespaces, and into a version 2 control group. In the child this returns 0."""
+    return _clone3(_CloneArguments(flags=namespaces, exit_signal=_SIGCHLD), cgroup)
 
-    A bare clone3 skips what Python does around a fork, and every child would then draw the same random numbers; so
+
+def clone3_as_sibling(namespaces: Namespace, cgroup: int | None = None) -> int:
+    """The same, but the child has our parent."""
+    return _clone3(_CloneArguments(flags=namespaces | _CLONE_PARENT), cgroup)
+
+
+def _clone3(arguments: _CloneArguments, cgroup: int | None) -> int:
+    """A bare clone3 skips what Python does around a fork, and every child would then draw the same random numbers; so
     the three hooks are called by hand.
     """
-    arguments = _CloneArguments(flags=namespaces | _CLONE_PARENT)
     if cgroup is not None:
         arguments.flags |= _CLONE_INTO_CGROUP
         arguments.cgroup = cgroup

@@ -1,0 +1,115 @@
+"""How many sandboxes a machine has room for: the kernel's numbers, and what they mean.
+
+What sandboxes use of namespaces, inotify and processes is counted against the user who made them, which is root for
+all: the numbers are for the whole machine.
+"""
+
+from __future__ import annotations
+
+import resource
+from functools import partial
+
+from atoll.protocol.findings import Answer, Area, Check, format_size, missing, ok, warning
+from atoll.protocol.limits import Limits
+
+FEW_NAMESPACES = 1_024
+FEW_PROCESSES = 65_536
+FEW_FILES = 4_096
+FEW_WATCHERS = 1_024
+FEW_WATCHES = 65_536
+LITTLE_MEMORY = 512 * 2**20
+KINDS = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+
+
+def checks() -> list[Check]:
+    return [
+        Check(Area.CAPACITY, "memory", check_memory),
+        Check(Area.CAPACITY, "processes", check_processes),
+        Check(Area.CAPACITY, "open files", partial(judge_files, resource.getrlimit(resource.RLIMIT_NOFILE))),
+        Check(Area.CAPACITY, "inotify", check_inotify),
+    ]
+
+
+def check_namespaces() -> Answer:
+    found = {f"user.max_{kind}_namespaces": read_setting(f"user.max_{kind}_namespaces") for kind in KINDS}
+    return judge_namespaces({name: number for name, number in found.items() if number is not None})
+
+
+def check_memory() -> Answer:
+    with open("/proc/meminfo") as file:
+        return judge_memory(file.read())
+
+
+def check_processes() -> Answer:
+    return judge_processes(read_setting("kernel.pid_max") or 0, read_setting("kernel.threads-max") or 0)
+
+
+def check_inotify() -> Answer:
+    instances, watches = (read_setting(f"fs.inotify.max_user_{name}") for name in ("instances", "watches"))
+    if instances is None or watches is None:
+        return warning("the kernel has none", "Boot a kernel built with CONFIG_INOTIFY_USER; file watchers need it.")
+    return judge_inotify(instances, watches)
+
+
+def judge_namespaces(limits: dict[str, int]) -> Answer:
+    if not limits:
+        return missing("the kernel has no user namespaces", "Boot a kernel built with CONFIG_USER_NS.")
+    name, least = min(limits.items(), key=lambda item: item[1])
+    remedy = f"Raise it: `sysctl -w {name}=65536`; a file in /etc/sysctl.d keeps it."
+    if least == 0:
+        return missing(f"{name} is 0", remedy)
+    if least < FEW_NAMESPACES:
+        return warning(f"{name} is {least:,}: no more sandboxes than that at once", remedy)
+    return ok(f"room for {least:,}")
+
+
+def judge_memory(meminfo: str) -> Answer:
+    sizes = {name: int(rest.split()[0]) * 1024 for name, rest in (line.split(":") for line in meminfo.splitlines())}
+    total, available = sizes["MemTotal"], sizes["MemAvailable"]
+    found = f"{format_size(total)}, of which {format_size(available)} available"
+    if available < LITTLE_MEMORY:
+        return warning(found, "Free some; an idle sandbox takes 4 MB, a busy one what its limit allows.")
+    return ok(found)
+
+
+def judge_processes(pid_max: int, threads_max: int) -> Answer:
+    name, least = min(("kernel.pid_max", pid_max), ("kernel.threads-max", threads_max), key=lambda item: item[1])
+    each = Limits().pids
+    if least < FEW_PROCESSES:
+        return warning(
+            f"{name} is {least:,}: {least // each} sandboxes at their default limit of {each:,} use all of them",
+            f"Raise it: `sysctl -w {name}=4194304`; a file in /etc/sysctl.d keeps it.",
+        )
+    return ok(f"{least:,} on the whole machine")
+
+
+def judge_files(limit: tuple[int, int]) -> Answer:
+    soft = limit[0]
+    if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
+        return warning(
+            f"{soft:,} for a process; a server holds some for each sandbox",
+            "Raise it: `ulimit -n 65536`, or LimitNOFILE=65536 in the unit of a service.",
+        )
+    return ok("no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} for a process")
+
+
+def judge_inotify(instances: int, watches: int) -> Answer:
+    found = f"{instances:,} watchers with {watches:,} files, for all sandboxes together"
+    low = {}
+    if instances < FEW_WATCHERS:
+        low["fs.inotify.max_user_instances"] = 8_192
+    if watches < FEW_WATCHES:
+        low["fs.inotify.max_user_watches"] = 524_288
+    if low:
+        settings = " ".join(f"{name}={number}" for name, number in low.items())
+        return warning(found, f"Raise it: `sysctl -w {settings}`; a file in /etc/sysctl.d keeps it.")
+    return ok(found)
+
+
+def read_setting(name: str) -> int | None:
+    """A number that sysctl knows, or None if this kernel does not."""
+    try:
+        with open(f"/proc/sys/{name.replace('.', '/')}") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,112 @@
+"""What is found out about a machine: one finding per question, and for what is wrong, what to do about it.
+
+Each part asks what it knows to ask, as a list of checks; whoever wants the answers calls `examine` on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from atoll.protocol.errors import AtollError
+
+
+class Status(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # sandboxes run, but fewer, slower, or with a limit that does not hold
+    MISSING = "missing"  # no sandbox can be made
+    UNKNOWN = "unknown"  # could not be asked
+
+
+class Area(StrEnum):
+    MACHINE = "machine"
+    ISOLATION = "isolation"
+    LIMITS = "limits"
+    CAPACITY = "capacity"
+    DISKS = "disks"
+    IMAGE = "image"
+    TRIAL = "trial"
+
+
+class Answer(NamedTuple):
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+class Check(NamedTuple):
+    """A question: `probe` tries the thing itself where that can be done."""
+
+    area: Area
+    name: str
+    probe: Callable[[], Answer]
+    needs_root: bool = False
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """A question and its answer. Names and areas are stable; a program may look for them."""
+
+    area: Area
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def ok(found: str) -> Answer:
+    return Answer(Status.OK, found)
+
+
+def warning(found: str, remedy: str) -> Answer:
+    return Answer(Status.WARNING, found, remedy)
+
+
+def missing(found: str, remedy: str) -> Answer:
+    return Answer(Status.MISSING, found, remedy)
+
+
+def unknown(found: str, remedy: str = "") -> Answer:
+    return Answer(Status.UNKNOWN, found, remedy)
+
+
+def examine(check: Check, *, is_root: bool) -> Finding:
+    """The answer to one check; whatever goes wrong in asking is an answer too."""
+    answer = _ask(check.probe) if is_root or not check.needs_root else unknown("can be seen by root only")
+    return Finding(
+        area=check.area,
+        name=check.name,
+        status=answer.status,
+        found=_printable(answer.found),
+        remedy=_printable(answer.remedy),
+    )
+
+
+def _ask(probe: Callable[[], Answer]) -> Answer:
+    try:
+        return probe()
+    except AtollError as problem:
+        return missing(problem.message, problem.remedy)
+    except OSError as cause:
+        return unknown(f"could not be examined: {cause}", "Remove what is in the way, and ask again.")
+    except Exception as cause:  # a check is wrong: the others still have their say
+        return unknown(
+            f"could not be examined: {type(cause).__name__}: {cause}", "This is a mistake in Atoll: report it."
+        )
+
+
+def format_size(size: int) -> str:
+    """Bytes for people, such as "23.5 GiB"."""
+    value, unit = float(size), "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+def _printable(text: str) -> str:
+    """Paths may hold anything; a terminal and a JSON document may not."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
