@@ -220,11 +220,32 @@ def live(fds):
 
 zygote = Zygote(Namespace(0), live)
 for _ in range(8):
-    pid, _ = zygote.clone([], None)
+    pid, _ = zygote.clone(0, [], None)
     os.waitpid(pid, 0)
 """
     drawn = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.split()
     assert len(drawn) == len(set(drawn)) == 8
+
+
+HOARD_INOTIFY = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+taken = 0
+while libc.inotify_init1(0) >= 0:
+    taken += 1
+print(taken, flush=True)
+os.read(0, 1)
+"""
+
+
+async def test_inotify_instances_that_one_sandbox_takes_are_not_missing_in_the_next(
+    neighbours: tuple[Box, Box],
+) -> None:
+    one, other = neighbours
+    hoard = Exec(argv=["python3", "-c", HOARD_INOTIFY], stdin=True)
+    async with one.link.operation(hoard) as hoarder:
+        assert int((await hoarder.next_frame()).payload) > 0
+        assert int((await other.run("python3", "-c", HOARD_INOTIFY)).stdout) > 0
 
 
 async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Box]) -> None:

@@ -55,7 +55,7 @@ def test_a_child_is_cloned_into_its_group_frozen_thawed_and_the_group_removed(un
     group = unified.clone_into("test-clone")
     assert group is not None and unified.joins("test-clone") == []
     zygote = Zygote(Namespace.UTS, wait_for_ever)
-    pid, pidfd = zygote.clone([], group)
+    pid, pidfd = zygote.clone(0, [], group)
     assert f"/{'atoll'}/test-clone\n" in Path(f"/proc/{pid}/cgroup").read_text()
     unified.freeze("test-clone")
     unified.freeze("test-clone")
@@ -77,7 +77,7 @@ def test_everyone_in_a_group_is_killed_and_whoever_watches_it_is_told(unified: C
     group = unified.clone_into("test-kill")
     assert group is not None
     zygote = Zygote(Namespace.UTS, wait_for_ever)
-    clones = [zygote.clone([], group) for _ in range(3)]
+    clones = [zygote.clone(0, [], group) for _ in range(3)]
     watch = unified.watch("test-kill")
     with pytest.raises(BlockingIOError):
         os.read(watch, 4096)
@@ -102,7 +102,7 @@ def test_everyone_in_a_group_of_the_machine_is_killed() -> None:
     group, joins = cgroups.clone_into("test-kill-all"), cgroups.joins("test-kill-all")
     zygote = Zygote(Namespace.UTS, join_and_wait)
     ready, theirs = os.pipe()
-    clones = [zygote.clone([theirs, *joins], group) for _ in range(3)]
+    clones = [zygote.clone(0, [theirs, *joins], group) for _ in range(3)]
     for _ in clones:
         os.read(ready, 1)
     cgroups.kill("test-kill-all")

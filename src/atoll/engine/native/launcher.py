@@ -176,7 +176,7 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     undo.callback(ours.close)
     close.callback(theirs.close)
-    pid, pidfd = kit.zygote.clone([listener.fileno(), theirs.fileno(), range_holder, *joins], cgroup)
+    pid, pidfd = kit.zygote.clone(uid_base, [listener.fileno(), theirs.fileno(), range_holder, *joins], cgroup)
     undo.callback(_kill, pid, pidfd)
 
     steps.at("write the id maps")

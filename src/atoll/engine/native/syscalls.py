@@ -29,6 +29,7 @@ _MOVE_MOUNT_F_EMPTY_PATH = 4
 _MNT_DETACH = 2
 _IN_MODIFY = 2
 _SIGCHLD = 17
+NO_SETUID_FIXUP = 4  # a secure bit: capabilities stay as they are when the user changes
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 0, 1, 6, 7
 _ZERO = ctypes.c_ulong(0)
@@ -68,6 +69,7 @@ class MountAttribute(IntFlag):
 class Prctl(IntFlag):
     SET_NAME = 15
     CAPBSET_DROP = 24
+    SET_SECUREBITS = 28
     SET_NO_NEW_PRIVS = 38
 
 

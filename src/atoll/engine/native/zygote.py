@@ -2,6 +2,9 @@
 
 Each page that is written after a fork is copied first, on both sides. A nursery that forked by itself would copy some
 400 pages for every sandbox, 1.3 ms; this one sleeps between two forks and copies few. Its children are the nursery's.
+
+It forks as the user that the sandbox's root will be. Whoever makes a user namespace is charged for what the kernel
+counts by user, such as inotify instances; made by root, all sandboxes would share root's 128.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 PROCESS_NAME = b"atoll-zygote"
 MAX_DESCRIPTORS = 16
 
-_PLAIN, _INTO_CGROUP = b"p", b"c"  # the second comes with the group's descriptor before the others
+_REQUEST = struct.Struct("I?")  # uid; whether the first descriptor is a control group to be cloned into
 _CLONED = struct.Struct("ii")  # pid, errno
 
 
@@ -37,10 +40,10 @@ class Zygote:
             _serve(_keep_only(theirs), namespaces, live)
         theirs.close()
 
-    def clone(self, fds: list[int], cgroup: int | None) -> tuple[int, int]:
-        """A new child, in a control group of version 2 if one is given: its pid, and a pidfd."""
-        request, sent = (_PLAIN, fds) if cgroup is None else (_INTO_CGROUP, [cgroup, *fds])
-        socket.send_fds(self._channel, [request], sent)
+    def clone(self, uid: int, fds: list[int], cgroup: int | None) -> tuple[int, int]:
+        """A new child, made by user `uid`, in a control group of version 2 if one is given: its pid, and a pidfd."""
+        sent = fds if cgroup is None else [cgroup, *fds]
+        socket.send_fds(self._channel, [_REQUEST.pack(uid, cgroup is not None)], sent)
         answer = self._channel.recv(_CLONED.size)
         if not answer:
             raise SystemExit("the zygote was killed")
@@ -64,19 +67,22 @@ def _keep_only(channel: socket.socket) -> socket.socket:
 
 def _serve(channel: socket.socket, namespaces: Namespace, live: Callable[[list[int]], NoReturn]) -> NoReturn:
     syscalls.prctl(Prctl.SET_NAME, PROCESS_NAME)
+    # To be another user for the length of a clone is not to give up what root may do.
+    syscalls.prctl(Prctl.SET_SECUREBITS, syscalls.NO_SETUID_FIXUP)
     while True:
-        request, fds, _, _ = socket.recv_fds(channel, 1, MAX_DESCRIPTORS)
+        request, fds, _, _ = socket.recv_fds(channel, _REQUEST.size, MAX_DESCRIPTORS)
         if not request:
             os._exit(0)
-        cgroup = fds[0] if request == _INTO_CGROUP else None
+        uid, has_cgroup = _REQUEST.unpack(request)
         try:
-            pid = syscalls.clone3_as_sibling(namespaces, cgroup)
+            os.seteuid(uid)
+            pid = syscalls.clone3_as_sibling(namespaces, fds[0] if has_cgroup else None)
+            if pid == 0:
+                live(fds[1:] if has_cgroup else fds)
+            answer = _CLONED.pack(pid, 0)
         except OSError as cause:
             answer = _CLONED.pack(0, cause.errno)
-        else:
-            if pid == 0:
-                live(fds if cgroup is None else fds[1:])
-            answer = _CLONED.pack(pid, 0)
+        os.seteuid(0)
         for fd in fds:
             os.close(fd)
         channel.send(answer)
