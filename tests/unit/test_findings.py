@@ -74,7 +74,7 @@ def test_sizes_for_people() -> None:
     [
         (capacity.judge_namespaces({}), Status.MISSING, "no user namespaces"),
         (capacity.judge_namespaces({"user.max_net_namespaces": 0, "x": 9}), Status.MISSING, "max_net_namespaces is 0"),
-        (capacity.judge_namespaces({"user.max_pid_namespaces": 100, "x": 10**6}), Status.WARNING, "100"),
+        (capacity.judge_namespaces({"user.max_pid_namespaces": 3, "x": 10**6}), Status.WARNING, "is 3"),
         (capacity.judge_namespaces({"user.max_pid_namespaces": 96_343}), Status.OK, "96,343"),
         (capacity.judge_memory("MemTotal: 1048576 kB\nMemAvailable: 102400 kB\n"), Status.WARNING, "100.0 MiB"),
         (capacity.judge_memory("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n"), Status.OK, "4.0 GiB available"),
@@ -83,9 +83,9 @@ def test_sizes_for_people() -> None:
         (capacity.judge_processes(4_194_304, 192_686), Status.OK, "192,686"),
         (capacity.judge_files((1024, 1_048_576)), Status.WARNING, "1,024"),
         (capacity.judge_files((resource.RLIM_INFINITY, resource.RLIM_INFINITY)), Status.OK, "no limit"),
-        (capacity.judge_inotify(128, 10**6), Status.WARNING, "128"),
-        (capacity.judge_inotify(8_192, 8_192), Status.WARNING, "8,192 files"),
-        (capacity.judge_inotify(8_192, 10**6), Status.OK, "for all sandboxes"),
+        (capacity.judge_inotify(32, 10**6), Status.WARNING, "32"),
+        (capacity.judge_inotify(128, 4_096), Status.WARNING, "4,096 files"),
+        (capacity.judge_inotify(128, 10**6), Status.OK, "for each sandbox"),
         (judge_space(GIB, None), Status.WARNING, "1.0 GiB"),
         (judge_space(50 * GIB, 10), Status.WARNING, "10 more files"),
         (judge_space(50 * GIB, None), Status.OK, "50.0 GiB"),
@@ -101,8 +101,8 @@ def test_what_numbers_mean(answer: Answer, status: Status, words: str) -> None:
 
 
 def test_only_the_low_inotify_setting_is_to_be_raised() -> None:
-    assert "max_user_watches" not in capacity.judge_inotify(128, 10**6).remedy
-    assert "max_user_instances" not in capacity.judge_inotify(8_192, 8_192).remedy
+    assert "max_user_watches" not in capacity.judge_inotify(32, 10**6).remedy
+    assert "max_user_instances" not in capacity.judge_inotify(128, 4_096).remedy
 
 
 def test_a_setting_the_kernel_does_not_have_is_none() -> None:

@@ -1,7 +1,7 @@
 """How many sandboxes a machine has room for: the kernel's numbers, and what they mean.
 
-What sandboxes use of namespaces, inotify and processes is counted against the user who made them, which is root for
-all: the numbers are for the whole machine.
+What a sandbox uses of namespaces and inotify is counted for the user who made it, and the zygote makes each as a user
+of its own: those numbers are for one sandbox. Processes and memory are the whole machine's.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import partial
 from atoll.protocol.findings import Answer, Area, Check, format_size, missing, ok, warning
 from atoll.protocol.limits import Limits
 
-FEW_NAMESPACES = 1_024
+FEW_NAMESPACES = 8
 FEW_PROCESSES = 65_536
 FEW_FILES = 4_096
-FEW_WATCHERS = 1_024
-FEW_WATCHES = 65_536
+FEW_WATCHERS = 64
+FEW_WATCHES = 8_192
 LITTLE_MEMORY = 512 * 2**20
 KINDS = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
@@ -59,8 +59,8 @@ def judge_namespaces(limits: dict[str, int]) -> Answer:
     if least == 0:
         return missing(f"{name} is 0", remedy)
     if least < FEW_NAMESPACES:
-        return warning(f"{name} is {least:,}: no more sandboxes than that at once", remedy)
-    return ok(f"room for {least:,}")
+        return warning(f"{name} is {least:,} for each sandbox, which barely needs one", remedy)
+    return ok(f"{least:,} for each sandbox")
 
 
 def judge_memory(meminfo: str) -> Answer:
@@ -94,7 +94,7 @@ def judge_files(limit: tuple[int, int]) -> Answer:
 
 
 def judge_inotify(instances: int, watches: int) -> Answer:
-    found = f"{instances:,} watchers with {watches:,} files, for all sandboxes together"
+    found = f"{instances:,} watchers with {watches:,} files, for each sandbox"
     low = {}
     if instances < FEW_WATCHERS:
         low["fs.inotify.max_user_instances"] = 8_192
