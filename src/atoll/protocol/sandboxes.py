@@ -1,0 +1,84 @@
+"""What the server and its clients say about a sandbox as a whole."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from atoll.protocol.limits import Limits
+
+DEFAULT_IMAGE = "host"
+
+
+class SandboxState(Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPED = "stopped"  # files kept, nothing running; the next operation starts it
+
+
+class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a sandbox is made. They count when its id is used for the first time; a running one keeps what it has."""
+
+    image: str = DEFAULT_IMAGE
+    limits: str | dict[str, Any] | None = None
+    env: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    sleep_after: float | str | None = None
+    keep_alive: bool = False
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running sandbox uses."""
+
+    cpu_seconds: float
+    memory: int
+    processes: int
+    oom_kills: int
+
+
+class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox as its users see it. `since` and `cause` are of the last change of state."""
+
+    id: str
+    state: SandboxState
+    since: datetime
+    cause: str
+    created_at: datetime
+    image: str
+    image_state: str
+    isolation: str
+    limits: Limits
+    labels: dict[str, str]
+    env: list[str]  # names only: values may be secrets
+    sleep_after: float | None
+    keep_alive: bool
+    use: Use | None = None
+
+
+class SandboxList(msgspec.Struct, frozen=True, kw_only=True):
+    sandboxes: list[SandboxInfo]
+
+
+class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a sandbox's timeline: what happened, when, why, who asked."""
+
+    number: int  # of this sandbox, from 1; what a reader gives as `since` to go on after it
+    time: datetime
+    what: str  # created started stopped oom_killed destroyed labels_changed env_changed session_created session_deleted
+    cause: str
+    by: str
+
+
+class EventList(msgspec.Struct, frozen=True, kw_only=True):
+    events: list[SandboxEvent]
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    version: str
+    pid: int
+    started_at: datetime
+
+
