@@ -29,6 +29,9 @@ class ErrorCode(StrEnum):
     IMAGE_NOT_FOUND = "IMAGE_NOT_FOUND"
     IMAGE_EXISTS = "IMAGE_EXISTS"
     SANDBOX_EXISTS = "SANDBOX_EXISTS"
+    INVALID_SESSION_ID = "INVALID_SESSION_ID"
+    SESSION_NOT_FOUND = "SESSION_NOT_FOUND"
+    SESSION_EXISTS = "SESSION_EXISTS"
     SANDBOX_NOT_FOUND = "SANDBOX_NOT_FOUND"
     COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
@@ -190,7 +193,10 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.INVALID_ENVIRONMENT: InvalidValueError,
     ErrorCode.INVALID_REQUEST: InvalidValueError,
     ErrorCode.INVALID_PORT: InvalidValueError,
+    ErrorCode.INVALID_SESSION_ID: InvalidValueError,
     ErrorCode.IMAGE_NOT_FOUND: NotFoundError,
+    ErrorCode.SESSION_NOT_FOUND: NotFoundError,
+    ErrorCode.SESSION_EXISTS: AlreadyExistsError,
     ErrorCode.SANDBOX_NOT_FOUND: NotFoundError,
     ErrorCode.IMAGE_EXISTS: AlreadyExistsError,
     ErrorCode.SANDBOX_EXISTS: AlreadyExistsError,
