@@ -37,6 +37,8 @@ class ErrorCode(StrEnum):
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
     NOT_DIRECTORY = "NOT_DIRECTORY"
     PERMISSION_DENIED = "PERMISSION_DENIED"
+    INVALID_API_KEY = "INVALID_API_KEY"
+    NOT_AVAILABLE_YET = "NOT_AVAILABLE_YET"
     # Something happened to, or inside, the sandbox.
     PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED"
     SANDBOX_NOT_RUNNING = "SANDBOX_NOT_RUNNING"
@@ -59,6 +61,8 @@ class ErrorCode(StrEnum):
     LIMITS_NOT_ENFORCEABLE = "LIMITS_NOT_ENFORCEABLE"
     SANDBOX_START_FAILED = "SANDBOX_START_FAILED"
     STATE_DIRECTORY_UNUSABLE = "STATE_DIRECTORY_UNUSABLE"
+    SERVER_NOT_REACHABLE = "SERVER_NOT_REACHABLE"
+    SERVER_LOST = "SERVER_LOST"
     # We are wrong.
     NURSERY_FAILED = "NURSERY_FAILED"
     INTERNAL_ERROR = "INTERNAL_ERROR"
@@ -180,6 +184,22 @@ class PortNotOpenError(SandboxError, ConnectionRefusedError):
     errno_value = errno.ECONNREFUSED
 
 
+class InvalidKeyError(CallerError, PermissionError):
+    code = ErrorCode.INVALID_API_KEY
+    errno_value = errno.EACCES
+
+
+class NotAvailableYetError(CallerError, NotImplementedError):
+    code = ErrorCode.NOT_AVAILABLE_YET
+
+
+class ServerLostError(HostError, ConnectionError):
+    """Also when it could not be reached at all: the code tells."""
+
+    code = ErrorCode.SERVER_LOST
+    errno_value = errno.ECONNRESET
+
+
 class NoSpaceError(HostError, OSError):
     code = ErrorCode.NO_SPACE
     errno_value = errno.ENOSPC
@@ -224,6 +244,10 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.LIMITS_NOT_ENFORCEABLE: HostError,
     ErrorCode.SANDBOX_START_FAILED: HostError,
     ErrorCode.STATE_DIRECTORY_UNUSABLE: HostError,
+    ErrorCode.INVALID_API_KEY: InvalidKeyError,
+    ErrorCode.NOT_AVAILABLE_YET: NotAvailableYetError,
+    ErrorCode.SERVER_NOT_REACHABLE: ServerLostError,
+    ErrorCode.SERVER_LOST: ServerLostError,
 }
 
 
