@@ -102,6 +102,11 @@ class AgentLink:
                 if feeder:
                     feeder.cancel()
 
+    async def call(self, call: Call, decoder: Callable[[bytes], T]) -> T:
+        """One that has an answer and no output."""
+        async with self.operation(call) as connection, deadline(ANSWER_GRACE):
+            return decode(decoder, await connection.next_frame())
+
     def operation(self, call: Call) -> Operation:
         """A connection on which `call` has been sent, as a context manager."""
         return Operation(self, encode_call(call))
@@ -195,6 +200,15 @@ class AgentConnection(asyncio.Protocol):
             await self._can_write.wait()
             self._write(encode_frame(FrameKind.INPUT, data[start : start + INPUT_CHUNK]))
         self._write(encode_frame(FrameKind.INPUT))
+
+    async def send_frame(self, frame: Frame) -> None:
+        await self._can_write.wait()
+        self._write(encode_frame(frame.kind, frame.payload))
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether the next one need not be waited for."""
+        return bool(self._frames)
 
     async def frames(self) -> AsyncIterator[Frame]:
         """The operation's frames; DONE is the last. A failed operation raises its error."""

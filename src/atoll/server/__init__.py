@@ -1,0 +1,1 @@
+"""The HTTP side: who may come in, what they may ask for, and passing it on."""

@@ -1,0 +1,39 @@
+"""The application: routes, errors, and the gate in front of them."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from atoll import __version__
+from atoll.protocol.sandboxes import ServerInfo
+from atoll.server.auth import Gate
+from atoll.server.docs_page import page
+from atoll.server.openapi import document
+from atoll.server.problems import HANDLERS, json_response
+from atoll.server.routes import ROUTES
+from atoll.store.keys import Keys
+from atoll.supervisor.roster import Roster
+
+
+def make_app(roster: Roster, keys: Keys, hosts: tuple[str, ...] = ()) -> ASGIApp:
+    routes = [Route(route.path, route.endpoint, methods=[route.method]) for route in ROUTES]
+    routes += [Route("/openapi.json", get_openapi), Route("/docs", get_docs)]
+    app = Starlette(routes=routes, exception_handlers=HANDLERS)  # type: ignore[arg-type]
+    app.state.roster = roster
+    app.state.info = ServerInfo(version=__version__, pid=os.getpid(), started_at=datetime.now(UTC))
+    return Gate(app, keys, hosts)
+
+
+async def get_openapi(request: Request) -> Response:
+    return json_response(document())
+
+
+async def get_docs(request: Request) -> Response:
+    return HTMLResponse(page())

@@ -1,0 +1,92 @@
+"""Who may come in.
+
+1. Over the Unix socket: whoever may open it, which is root (its directory is private).
+2. Over TCP: whoever has an API key, always. A page in somebody's browser has none, but could get at a server on the
+   same machine by a name that it makes resolve to it, or by a form: so the Host header must be ours, and a request that
+   another site's page makes is refused before anything is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.server.problems import problem_response
+from atoll.store.keys import Keys
+
+LOCAL = "local"  # who asks, over the Unix socket
+OPEN_PATHS = ("/docs", "/openapi.json")
+
+
+class Gate:
+    """Lets a request pass to `app`, with `caller` in its scope, or answers it."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, hosts: Iterable[str] = ()) -> None:
+        self._app = app
+        self._keys = keys
+        self._hosts = {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            scope["caller"] = self._identify(scope)
+        except AtollError as problem:
+            await problem_response(problem)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _identify(self, scope: Scope) -> str:
+        if is_unix(scope):
+            return LOCAL
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        self._check_host(headers.get(b"host", ""))
+        check_origin(headers)
+        if scope["path"] in OPEN_PATHS:
+            return ""
+        scheme, _, key = headers.get(b"authorization", "").partition(" ")
+        found = self._keys.find(key.strip()) if scheme.lower() == "bearer" else None
+        if found is None:
+            raise error(
+                ErrorCode.INVALID_API_KEY,
+                "this server takes requests with an API key only",
+                remedy="Make one with `atoll key create`, and set ATOLL_API_KEY, or send Authorization: Bearer KEY.",
+            )
+        return f"key {found.id} ({found.name})"
+
+    def _check_host(self, host: str) -> None:
+        if host_name(host) not in self._hosts:
+            raise error(
+                ErrorCode.FORBIDDEN_ORIGIN,
+                f"{host!r:.200} is not a name of this server",
+                remedy="Use its own address, or start it with --allow-host.",
+            )
+
+
+def check_origin(headers: dict[bytes, str]) -> None:
+    """Browsers say where a request comes from; other programs do not, and may pass."""
+    origin = headers.get(b"origin")
+    if origin and urlsplit(origin).netloc.lower() != headers.get(b"host", "").lower():
+        raise error(
+            ErrorCode.FORBIDDEN_ORIGIN,
+            f"a page of {origin!r:.200} may not use this server",
+            remedy="Call it from your own server, not from a browser.",
+        )
+
+
+def host_name(host: str) -> str:
+    """Without the port; an IPv6 address without its brackets."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def is_unix(scope: Scope) -> bool:
+    """Uvicorn gives a Unix socket's path as the server's address, without a port."""
+    server = scope.get("server")
+    return bool(server) and server[1] is None

@@ -1,0 +1,168 @@
+"""Commands and sessions as JSON, for clients that are not the SDK."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, SessionRequest
+from atoll.protocol.durations import parse_duration
+from atoll.protocol.errors import AtollError
+from atoll.protocol.frames import FrameKind
+from atoll.protocol.messages import (
+    CreateSession,
+    DeleteSession,
+    Exec,
+    ExecDone,
+    ExecShell,
+    ListSessions,
+    decode_exec_done,
+    decode_session,
+    decode_sessions,
+)
+from atoll.server.bodies import read_json, wants
+from atoll.server.problems import bad_request, json_response
+from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
+from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor.agent_link import CommandOutput, decode
+
+_STREAMS = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
+
+
+async def post_exec(request: Request) -> Response:
+    actor = actor_of(request)
+    asked = await read_json(request, ExecRequest)
+    call, stdin = to_call(asked), to_stdin(asked)
+    if wants(request, EVENT_STREAM):
+        events = stream(actor, caller_of(request), call, stdin)
+        first = await anext(events)  # what fails before the command starts is an HTTP error
+        return StreamingResponse(_as_stream(first, events), media_type=EVENT_STREAM)
+    started = datetime.now(UTC)
+    async with actor.use(caller_of(request)) as link:
+        output = await link.run(call, stdin)
+    return json_response(to_result(asked, started, output))
+
+
+def to_call(asked: ExecRequest) -> Exec | ExecShell:
+    timeout = None if asked.timeout is None else parse_duration(asked.timeout)
+    if isinstance(asked.command, str):
+        return ExecShell(
+            command=asked.command,
+            session_id=asked.session_id,
+            cwd=asked.cwd,
+            env=asked.env,
+            timeout=timeout,
+            max_output=asked.max_output,
+        )
+    return Exec(
+        argv=asked.command,
+        session_id=asked.session_id,
+        cwd=asked.cwd,
+        env=asked.env,
+        timeout=timeout,
+        max_output=asked.max_output,
+    )
+
+
+def to_stdin(asked: ExecRequest) -> bytes | None:
+    if asked.stdin_base64 is None:
+        return None if asked.stdin is None else asked.stdin.encode("utf-8", "surrogatepass")
+    if asked.stdin is not None:
+        raise bad_request("stdin and stdin_base64 are both given", "Give one of them.")
+    try:
+        return base64.b64decode(asked.stdin_base64, validate=True)
+    except (binascii.Error, ValueError) as cause:
+        raise bad_request(f"stdin_base64 is not base64: {cause}") from cause
+
+
+def to_result(asked: ExecRequest, started: datetime, output: CommandOutput) -> ExecResultBody:
+    stdout, stderr = to_text(output.stdout), to_text(output.stderr)
+    return ExecResultBody(
+        success=output.done.exit_code == 0,
+        exit_code=output.done.exit_code,
+        stdout=stdout[0],
+        stderr=stderr[0],
+        stdout_base64=stdout[1],
+        stderr_base64=stderr[1],
+        command=asked.command,
+        duration=output.done.duration,
+        timestamp=started,
+        session_id=asked.session_id,
+        timed_out=output.done.timed_out,
+        truncated=output.done.truncated,
+        session_ended=output.done.session_ended,
+    )
+
+
+def to_text(data: bytes) -> tuple[str, str | None]:
+    """As text; and in base64 if that is not all there is to it."""
+    try:
+        return data.decode(), None
+    except UnicodeDecodeError:
+        return data.decode(errors="replace"), base64.b64encode(data).decode()
+
+
+async def stream(
+    actor: SandboxActor, caller: str, call: Exec | ExecShell, stdin: bytes | None
+) -> AsyncIterator[ExecEventBody]:
+    """Ends early if the reader leaves, and so does the command."""
+    texts = {kind: codecs.getincrementaldecoder("utf-8")("replace") for kind in _STREAMS}
+    if stdin is not None:
+        call = msgspec.structs.replace(call, stdin=True)
+    async with actor.use(caller) as link, link.operation(call) as agent, agent.feeding(stdin):
+        yield _event("start")
+        try:
+            while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
+                if text := texts[frame.kind].decode(frame.payload):
+                    yield _event(_STREAMS[frame.kind], data=text)
+            for kind, decoder in texts.items():
+                if text := decoder.decode(b"", final=True):
+                    yield _event(_STREAMS[kind], data=text)
+            yield _completion(decode(decode_exec_done, frame))
+        except AtollError as problem:
+            yield _event("error", code=problem.code, message=problem.message, remedy=problem.remedy)
+
+
+def _completion(done: ExecDone) -> ExecEventBody:
+    return _event("complete", **msgspec.structs.asdict(done))
+
+
+def _event(kind: str, **fields: object) -> ExecEventBody:
+    return ExecEventBody(type=kind, timestamp=datetime.now(UTC), **fields)  # type: ignore[arg-type]
+
+
+async def _as_stream(first: ExecEventBody, events: AsyncIterator[ExecEventBody]) -> AsyncIterator[bytes]:
+    yield _encode(first)
+    async for event in events:
+        yield _encode(event)
+
+
+def _encode(event: ExecEventBody) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (event.type.encode(), msgspec.json.encode(event))
+
+
+async def list_sessions(request: Request) -> Response:
+    async with actor_of(request).use(caller_of(request)) as link:
+        return json_response(await link.call(ListSessions(), decode_sessions))
+
+
+async def post_session(request: Request) -> Response:
+    actor = actor_of(request)
+    asked = await read_json(request, SessionRequest)
+    call = CreateSession(session_id=asked.id or f"session-{uuid4().hex[:12]}", cwd=asked.cwd, env=dict(asked.env))
+    async with actor.use(caller_of(request)) as link:
+        return json_response(await link.call(call, decode_session), 201)
+
+
+async def delete_session(request: Request) -> Response:
+    async with actor_of(request).use(caller_of(request)) as link:
+        await link.call(DeleteSession(session_id=request.path_params["session_id"]), decode_session)
+    return Response(status_code=204)

@@ -1,0 +1,91 @@
+"""Errors as HTTP answers. The only place that knows a status."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atoll.protocol.errors import AtollError, CallerError, ErrorBody, ErrorCode, HostError, SandboxError, error
+
+_STATUS = {
+    ErrorCode.IMAGE_NOT_FOUND: 404,
+    ErrorCode.SANDBOX_NOT_FOUND: 404,
+    ErrorCode.SESSION_NOT_FOUND: 404,
+    ErrorCode.COMMAND_NOT_FOUND: 404,
+    ErrorCode.FILE_NOT_FOUND: 404,
+    ErrorCode.ROUTE_NOT_FOUND: 404,
+    ErrorCode.METHOD_NOT_ALLOWED: 405,
+    ErrorCode.NOT_ACCEPTABLE: 406,
+    ErrorCode.IMAGE_EXISTS: 409,
+    ErrorCode.SANDBOX_EXISTS: 409,
+    ErrorCode.SESSION_EXISTS: 409,
+    ErrorCode.BODY_TOO_LARGE: 413,
+    ErrorCode.CONTENT_TYPE_NOT_SUPPORTED: 415,
+    ErrorCode.INVALID_API_KEY: 401,
+    ErrorCode.FORBIDDEN_ORIGIN: 403,
+    ErrorCode.PERMISSION_DENIED: 403,
+    ErrorCode.NOT_AVAILABLE_YET: 501,
+    ErrorCode.AGENT_BUSY: 429,
+    ErrorCode.PROCESS_LIMIT_REACHED: 429,
+    ErrorCode.SESSION_LIMIT_REACHED: 429,
+    ErrorCode.AGENT_TIMEOUT: 504,
+    ErrorCode.INTERNAL_ERROR: 500,
+}
+_BY_BRANCH = ((CallerError, 400), (SandboxError, 409), (HostError, 503))
+
+logger = logging.getLogger("atoll.server")
+
+
+def status_of(problem: AtollError) -> int:
+    if problem.code in _STATUS:
+        return _STATUS[problem.code]
+    return next((status for branch, status in _BY_BRANCH if isinstance(problem, branch)), 500)
+
+
+def problem_response(problem: AtollError) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if problem.code == ErrorCode.INVALID_API_KEY else None
+    return json_response(problem.to_body(), status_of(problem), headers)
+
+
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def bad_request(message: str, remedy: str = "See /docs for what this route takes.") -> AtollError:
+    return error(ErrorCode.INVALID_REQUEST, message, remedy=remedy)
+
+
+async def on_atoll_error(request: Request, cause: Exception) -> Response:
+    assert isinstance(cause, AtollError)
+    return problem_response(cause)
+
+
+async def on_http_exception(request: Request, cause: Exception) -> Response:
+    """What Starlette itself refuses: a path or a method that is not there."""
+    assert isinstance(cause, HTTPException)
+    if cause.status_code == 405:
+        allowed = (cause.headers or {}).get("Allow", "")
+        remedy = f"Use one of: {allowed}." if allowed else "See /docs."
+        problem = error(ErrorCode.METHOD_NOT_ALLOWED, f"{request.method} does not fit this path", remedy=remedy)
+        return json_response(problem.to_body(), 405, dict(cause.headers or {}))
+    return problem_response(error(ErrorCode.ROUTE_NOT_FOUND, f"there is no {request.url.path!r:.200}", remedy="See /docs."))
+
+
+async def on_any_error(request: Request, cause: Exception) -> Response:
+    logger.exception("%s %s failed", request.method, request.url.path, exc_info=cause)
+    body = ErrorBody(
+        code=ErrorCode.INTERNAL_ERROR, message="the server failed at this", remedy="Its log has the details; report it."
+    )
+    return json_response(body, 500)
+
+
+HANDLERS: dict[type[Exception] | int, Callable[[Request, Exception], Awaitable[Response]]] = {
+    AtollError: on_atoll_error,
+    HTTPException: on_http_exception,
+    Exception: on_any_error,
+}

@@ -1,0 +1,131 @@
+"""Passes a call on to the agent of a sandbox, and its answer back. Neither is opened.
+
+Rules:
+1. The agent is read only as fast as the client reads, and the client as fast as the command.
+2. A client that hangs up ends the operation: its connection to the agent is closed, which is how the agent learns.
+3. An error before the first frame is an HTTP error; after that it is the stream's last frame, or its early end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame
+from atoll.protocol.messages import encode_message
+from atoll.server.problems import problem_response
+from atoll.supervisor.agent_link import AgentConnection, Operation
+from atoll.supervisor.roster import Roster
+
+FRAMES = "application/vnd.atoll.frames"
+BATCH_BYTES = 256 * 1024
+
+
+class Relay:
+    """POST /v1/sandboxes/{id}/call"""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._relay(scope, receive, send)
+        except AtollError as problem:
+            await problem_response(problem)(scope, receive, send)
+        except ClientDisconnect:
+            pass
+
+    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+        roster: Roster = scope["app"].state.roster
+        requests = Requests(receive)
+        call = await requests.next()
+        if call is None or call.kind is not FrameKind.CALL:
+            raise error(ErrorCode.INVALID_REQUEST, "the body begins with no CALL frame", remedy="Use the SDK, or /exec.")
+        actor = roster.actor(scope["path_params"]["id"])
+        async with actor.use(scope["caller"]) as link, Operation(link, call.payload) as agent:
+            feeder = asyncio.create_task(requests.feed(agent))
+            try:
+                await Answer(send).pass_on(agent)
+            except AtollError:
+                if feeder.done() and isinstance(feeder.exception(), ClientDisconnect):
+                    raise ClientDisconnect from None
+                raise
+            finally:
+                feeder.cancel()
+                await asyncio.gather(feeder, return_exceptions=True)
+
+
+class Requests:
+    """The frames in a request's body."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._decoder = FrameDecoder()
+        self._frames: list[Frame] = []
+        self._is_over = False
+
+    async def next(self) -> Frame | None:
+        while not self._frames and not self._is_over:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self._is_over = not message.get("more_body", False)
+            try:
+                self._frames += self._decoder.feed(message.get("body", b""))
+            except FrameError as cause:
+                raise error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Use the SDK, or /exec.") from cause
+        return self._frames.pop(0) if self._frames else None
+
+    async def feed(self, agent: AgentConnection) -> None:
+        """Standard input, as it comes. Then the client's departure is all that is waited for."""
+        try:
+            while frame := await self.next():
+                if frame.kind is not FrameKind.INPUT:
+                    raise error(ErrorCode.INVALID_REQUEST, f"a {frame.kind.name} frame follows the call")
+                await agent.send_frame(frame)
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            raise ClientDisconnect
+        except (AtollError, ClientDisconnect):
+            agent.abort()
+            raise
+
+
+class Answer:
+    """The response. What is there at once goes out at once, as a whole."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._has_begun = False
+
+    async def pass_on(self, agent: AgentConnection) -> None:
+        is_last = False
+        while not is_last:
+            body, is_last = await self._next_batch(agent)
+            if not self._has_begun:
+                await self._begin(len(body) if is_last else None)
+            await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    async def _next_batch(self, agent: AgentConnection) -> tuple[bytes, bool]:
+        """All frames that have come, and whether the last of the operation is among them."""
+        batch = bytearray()
+        try:
+            while True:
+                frame = await agent.next_frame()
+                batch += encode_frame(frame.kind, frame.payload)
+                if frame.kind is FrameKind.DONE:
+                    return bytes(batch), True
+                if not agent.has_frame or len(batch) > BATCH_BYTES:
+                    return bytes(batch), False
+        except AtollError as problem:
+            if not batch and not self._has_begun:
+                raise
+            batch += encode_frame(FrameKind.FAILED, encode_message(problem.to_body()))
+            return bytes(batch), True
+
+    async def _begin(self, length: int | None) -> None:
+        self._has_begun = True
+        headers = [(b"content-type", FRAMES.encode())]
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -1,0 +1,118 @@
+"""A server's life: open the state directory, listen, serve, and end when told to, or when nobody needs it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from atoll.protocol.errors import ErrorCode, error
+from atoll.server.app import make_app
+from atoll.server.settings import Settings
+from atoll.store.database import open_database
+from atoll.store.keys import Keys
+from atoll.store.timeline import Timeline
+from atoll.supervisor.machine import Machine
+from atoll.supervisor.roster import Roster
+
+KEEP_ALIVE_SECONDS = 3600
+GRACEFUL_SECONDS = 5
+IDLE_LOOK_SECONDS = 1.0
+BACKLOG = 512
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+logger = logging.getLogger("atoll.server")
+
+
+def serve(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with Machine(settings.state, settings.runtime) as machine:
+        with closing(open_database(settings.state)) as database:
+            keys = Keys(database)
+            async with Roster(machine, Timeline(database)) as roster:
+                server = make_server(settings, roster, keys)
+                with listening(settings) as sockets:
+                    logger.info("ready on %s", ", ".join(map(_name, sockets)))
+                    watcher = asyncio.create_task(end_when_idle(server, roster, settings))
+                    await server.serve(sockets=sockets)
+                    watcher.cancel()
+
+
+def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Server:
+    hosts = (*LOCAL_HOSTS, *settings.allowed_hosts, *([settings.host] if settings.host else []))
+    config = uvicorn.Config(
+        make_app(roster, keys, hosts),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=GRACEFUL_SECONDS,
+    )
+    return uvicorn.Server(config)
+
+
+@contextmanager
+def listening(settings: Settings) -> Iterator[list[socket.socket]]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(listen_on_path(settings.socket)))]
+        stack.callback(settings.socket.unlink, missing_ok=True)
+        if settings.port is not None:
+            sockets.append(stack.enter_context(closing(listen_on_port(settings.host or LOCAL_HOSTS[1], settings.port))))
+        yield sockets
+
+
+def listen_on_path(path: Path) -> socket.socket:
+    """The state directory is ours alone by now, so what is left at this path is a dead server's."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def listen_on_port(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as cause:
+        raise error(
+            ErrorCode.ADDRESS_NOT_USABLE,
+            f"{host}:{port} cannot be listened on: {cause}",
+            remedy="Choose another port or host, or end what listens there.",
+        ) from cause
+
+
+async def end_when_idle(server: uvicorn.Server, roster: Roster, settings: Settings) -> None:
+    """An embedded server leaves when no client is connected and no sandbox awake for a while."""
+    last_needed = time.monotonic()
+    while settings.is_embedded:
+        await asyncio.sleep(IDLE_LOOK_SECONDS)
+        if server.server_state.connections or roster.is_needed:
+            last_needed = time.monotonic()
+        elif time.monotonic() - last_needed >= settings.idle_exit:
+            logger.info("nobody needs this server any more")
+            server.should_exit = True
+            return
+
+
+def _name(listener: socket.socket) -> str:
+    address = listener.getsockname()
+    return address if isinstance(address, str) else f"{address[0]}:{address[1]}"

@@ -1,0 +1,101 @@
+"""Sandboxes as a whole: made, looked at, labelled, destroyed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxList, SandboxOptions, SandboxState
+from atoll.server.bodies import read_json, read_number, wants
+from atoll.server.problems import bad_request, json_response
+from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor.roster import Roster
+
+EVENT_STREAM = "text/event-stream"
+
+
+def roster_of(request: Request) -> Roster:
+    roster: Roster = request.app.state.roster
+    return roster
+
+
+def actor_of(request: Request) -> SandboxActor:
+    return roster_of(request).actor(request.path_params["id"])
+
+
+def caller_of(request: Request) -> str:
+    caller: str = request.scope["caller"]
+    return caller
+
+
+async def list_sandboxes(request: Request) -> Response:
+    found = await roster_of(request).list(_labels_asked_for(request), _state_asked_for(request))
+    return json_response(SandboxList(sandboxes=found))
+
+
+def _labels_asked_for(request: Request) -> dict[str, str]:
+    labels = {}
+    for text in request.query_params.getlist("label"):
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise bad_request(f"label={text!r:.100} names no label", "Write label=NAME=VALUE.")
+        labels[name] = value
+    return labels
+
+
+def _state_asked_for(request: Request) -> SandboxState | None:
+    text = request.query_params.get("state")
+    if text is None:
+        return None
+    try:
+        return SandboxState(text)
+    except ValueError as cause:
+        states = ", ".join(state.value for state in SandboxState)
+        raise bad_request(f"state={text!r:.50} is none", f"Use one of: {states}.") from cause
+
+
+async def put_sandbox(request: Request) -> Response:
+    actor = actor_of(request)
+    options = await read_json(request, SandboxOptions)
+    is_new = await actor.ensure(options, caller_of(request))
+    return json_response(await actor.info(), 201 if is_new else 200)
+
+
+async def get_sandbox(request: Request) -> Response:
+    return json_response(await actor_of(request).info())
+
+
+async def delete_sandbox(request: Request) -> Response:
+    await actor_of(request).destroy(caller_of(request))
+    return Response(status_code=204)
+
+
+async def put_labels(request: Request) -> Response:
+    actor = actor_of(request)
+    await actor.set_labels(await read_json(request, dict[str, str]), caller_of(request))
+    return json_response(await actor.info())
+
+
+async def patch_env(request: Request) -> Response:
+    actor = actor_of(request)
+    await actor.set_env(await read_json(request, dict[str, str | None]), caller_of(request))
+    return json_response(await actor.info())
+
+
+async def get_events(request: Request) -> Response:
+    actor = actor_of(request)
+    last = request.headers.get("last-event-id", "")
+    since = int(last) if last.isascii() and last.isdigit() and len(last) < 18 else read_number(request, "since", 0)
+    if wants(request, EVENT_STREAM):
+        actor.events(since)  # fails now, if it must
+        return StreamingResponse(_as_stream(actor.follow(since)), media_type=EVENT_STREAM)
+    return json_response(EventList(events=actor.events(since)))
+
+
+async def _as_stream(events: AsyncIterator[SandboxEvent]) -> AsyncIterator[bytes]:
+    yield b": the timeline, then what happens\n\n"
+    async for event in events:
+        yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.what.encode(), msgspec.json.encode(event))

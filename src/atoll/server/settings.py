@@ -1,0 +1,31 @@
+"""How a server is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+SOCKET = "server.sock"
+LOG = "server.log"
+IDLE_EXIT_SECONDS = 60.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`host` and `port` are None for a server on its Unix socket alone. An embedded one ends when nobody needs it."""
+
+    state: Path
+    runtime: Path
+    host: str | None = None
+    port: int | None = None
+    is_embedded: bool = False
+    idle_exit: float = IDLE_EXIT_SECONDS
+    allowed_hosts: tuple[str, ...] = ()
+
+    @property
+    def socket(self) -> Path:
+        return self.runtime / SOCKET
+
+    @property
+    def log(self) -> Path:
+        return self.state / LOG

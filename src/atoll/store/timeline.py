@@ -1,0 +1,37 @@
+"""What happened to each sandbox, the latest MAX_EVENTS of it. Events of a destroyed sandbox go with the next of its id."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import UTC, datetime
+
+import msgspec
+
+from atoll.protocol.ids import SandboxId
+from atoll.protocol.sandboxes import SandboxEvent
+
+MAX_EVENTS = 1_000
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(SandboxEvent).decode
+
+
+class Timeline:
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def add(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> SandboxEvent:
+        query = "SELECT coalesce(max(number), 0) + 1 FROM events WHERE sandbox = ?"
+        (number,) = self._database.execute(query, (sandbox,)).fetchone()
+        event = SandboxEvent(number=number, time=datetime.now(UTC), what=what, cause=cause, by=by)
+        self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (sandbox, number, _encode(event)))
+        self._database.execute("DELETE FROM events WHERE sandbox = ? AND number <= ?", (sandbox, number - MAX_EVENTS))
+        return event
+
+    def since(self, sandbox: SandboxId, number: int) -> list[SandboxEvent]:
+        """Those after `number`, in order."""
+        query = "SELECT event FROM events WHERE sandbox = ? AND number > ? ORDER BY number"
+        return [_decode(event) for (event,) in self._database.execute(query, (sandbox, number))]
+
+    def forget(self, sandbox: SandboxId) -> None:
+        self._database.execute("DELETE FROM events WHERE sandbox = ?", (sandbox,))

@@ -1,0 +1,264 @@
+"""The one owner of a sandbox: everything that changes it goes through here, one change at a time.
+
+Rules:
+1. Operations do not wait for each other. They wait for a change that is under way, and a change that ends the sandbox
+   ends them.
+2. What a change did is on record before anybody is told of it, and on the timeline with its cause.
+3. A sandbox that ended by itself is stopped: its files are kept, and the next operation starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+from atoll.engine.base import EventKind, LiveSandbox
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.messages import SetEnvironment, decode_sessions
+from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxOptions, SandboxState, Use
+from atoll.supervisor.agent_link import AgentLink
+
+if TYPE_CHECKING:
+    from atoll.protocol.ids import SandboxId
+    from atoll.store.records import SandboxRecord
+    from atoll.store.timeline import Timeline
+    from atoll.supervisor.machine import Machine
+
+ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
+UNREAD_EVENTS = 256
+
+
+class SandboxActor:
+    def __init__(self, name: SandboxId, machine: Machine, timeline: Timeline) -> None:
+        self.name = name
+        self._machine = machine
+        self._timeline = timeline
+        self._change = asyncio.Lock()
+        self._live: LiveSandbox | None = None
+        self._link: AgentLink | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_frozen = False
+        self._in_use = 0
+        self._last_used = time.monotonic()
+        self._followers: set[asyncio.Queue[SandboxEvent]] = set()
+
+    @property
+    def is_awake(self) -> bool:
+        return self._live is not None and not self._is_frozen
+
+    @property
+    def is_in_use(self) -> bool:
+        return self._in_use > 0 or bool(self._followers) or self._change.locked()
+
+    @asynccontextmanager
+    async def use(self, by: str) -> AsyncIterator[AgentLink]:
+        """Its agent; the sandbox is made, started or thawed if need be, and stays awake while this lasts."""
+        self._in_use += 1
+        try:
+            link = self._link
+            if link is None or self._is_frozen or self._change.locked():
+                link = await self._wake(by)
+            yield link
+        finally:
+            self._in_use -= 1
+            self._last_used = time.monotonic()
+
+    async def _wake(self, by: str) -> AgentLink:
+        async with self._change:
+            if self._live is None:
+                await self._bring_up(SandboxOptions(), by)
+            elif self._is_frozen:
+                await self._machine.engine.thaw(self._live)
+                self._is_frozen = False
+                self._note("thawed", cause="it was used", by=by)
+            assert self._link
+            return self._link
+
+    async def ensure(self, options: SandboxOptions, by: str) -> bool:
+        """Make it if its id is new: then True. Start it if it is stopped."""
+        async with self._change:
+            is_new = not self._machine.exists(self.name)
+            if self._live is None:
+                await self._bring_up(options, by)
+            return is_new
+
+    async def _bring_up(self, options: SandboxOptions, by: str) -> None:
+        if self._machine.exists(self.name):
+            live = await self._machine.start(self.name)
+            self._note("started", cause="it was used", by=by)
+        else:
+            self._timeline.forget(self.name)
+            live = await self._machine.create(self.name, options)
+            self._note("created", cause="its id was used for the first time", by=by)
+        self._take(live)
+
+    async def adopt(self) -> None:
+        """Take over what an earlier server left running."""
+        with suppress(AtollError):
+            live = await self._machine.adopt(self.name)
+            self._is_frozen = self._machine.engine.is_frozen(live)
+            self._take(live)
+
+    def _take(self, live: LiveSandbox) -> None:
+        self._live, self._link = live, AgentLink(live.agent_socket)
+        self._watcher = asyncio.create_task(self._watch(live), name=f"watch {self.name}")
+
+    async def _watch(self, live: LiveSandbox) -> None:
+        async for event in self._machine.engine.events(live):
+            if event.kind is EventKind.OOM_KILLED:
+                self._note("oom_killed", cause="it used all the memory it may", by="kernel")
+        async with self._change:
+            if self._live is live:
+                self._note("stopped", cause="its first process was killed", by="kernel")
+                await self._let_go()
+
+    async def destroy(self, by: str) -> None:
+        async with self._change:
+            if not self._machine.exists(self.name):
+                return
+            live = self._live
+            if live is None:
+                await self._machine.remove(self.name)
+            else:
+                self._live = None  # so that the watcher does not take it for an accident
+                await self._machine.destroy(live)
+                self._live = live
+                await self._let_go()
+            self._note("destroyed", cause="it was asked for", by=by)
+
+    async def _let_go(self) -> None:
+        """Of a sandbox that has ended."""
+        live, self._live, self._is_frozen = self._live, None, False
+        if self._link:
+            self._link.close()
+            self._link = None
+        if live:
+            await self._machine.engine.stop(live)
+        if self._watcher and self._watcher is not asyncio.current_task():
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        self._watcher = None
+
+    async def close(self) -> None:
+        """The server ends; the sandbox lives on."""
+        async with self._change:
+            live, self._live = self._live, None
+            if self._watcher:
+                self._watcher.cancel()
+                await asyncio.gather(self._watcher, return_exceptions=True)
+            if self._link:
+                self._link.close()
+                self._link = None
+            if live:
+                live.release()
+
+    async def sleep_if_idle(self) -> None:
+        """Freeze what nobody has used for as long as it was asked to stay awake."""
+        record = self._machine.find(self.name)
+        if record is None or record.keep_alive or not self._is_idle_for(record.sleep_after):
+            return
+        async with self._change:
+            if self._live and not self._is_frozen and self._is_idle_for(record.sleep_after):
+                await self._machine.engine.freeze(self._live)
+                self._is_frozen = True
+                self._note("frozen", cause=f"nobody used it for {record.sleep_after:g} seconds", by="atoll")
+
+    def _is_idle_for(self, seconds: float) -> bool:
+        return self.is_awake and not self._in_use and time.monotonic() - self._last_used >= seconds
+
+    async def info(self) -> SandboxInfo:
+        record = self._record()
+        history = self._timeline.since(self.name, 0)
+        changes = [event for event in history if event.what in STATE_CHANGES]
+        return SandboxInfo(
+            id=self.name,
+            state=self._state(),
+            since=changes[-1].time if changes else record.created_at,
+            cause=changes[-1].cause if changes else "",
+            created_at=record.created_at,
+            image=record.image,
+            image_state=record.image_state,
+            isolation=ISOLATION,
+            limits=record.limits,
+            labels=record.labels,
+            env=sorted(record.env),
+            sleep_after=record.sleep_after,
+            keep_alive=record.keep_alive,
+            use=await self._use(),
+        )
+
+    def _state(self) -> SandboxState:
+        if self._live is None:
+            return SandboxState.STOPPED
+        return SandboxState.FROZEN if self._is_frozen else SandboxState.RUNNING
+
+    async def _use(self) -> Use | None:
+        if self._live is None:
+            return None
+        with suppress(FileNotFoundError):  # it ends just now
+            usage = await self._machine.engine.usage(self._live)
+            return Use(
+                cpu_seconds=usage.cpu_seconds,
+                memory=usage.memory,
+                processes=usage.processes,
+                oom_kills=usage.oom_kills,
+            )
+        return None
+
+    async def set_labels(self, labels: dict[str, str], by: str) -> None:
+        async with self._change:
+            self._machine.update(self._record(), labels=labels)
+            self._note("labels_changed", cause="it was asked for", by=by)
+
+    async def set_env(self, changes: dict[str, str | None], by: str) -> None:
+        async with self._change:
+            record = self._record()
+            if self._link and not self._is_frozen:
+                await self._link.call(SetEnvironment(env=changes), decode_sessions)
+            merged = {**record.env, **changes}
+            self._machine.update(record, env={name: value for name, value in merged.items() if value is not None})
+            self._note("env_changed", cause="it was asked for", by=by)
+
+    def events(self, since: int) -> list[SandboxEvent]:
+        events = self._timeline.since(self.name, since)
+        if not events and not since:
+            self._record()
+        return events
+
+    async def follow(self, since: int) -> AsyncIterator[SandboxEvent]:
+        """History first, then as they happen. One who does not read misses some, and sees it by their numbers."""
+        queue: asyncio.Queue[SandboxEvent] = asyncio.Queue(UNREAD_EVENTS)
+        self._followers.add(queue)
+        try:
+            for event in self.events(since):
+                since = event.number
+                yield event
+            while True:
+                event = await queue.get()
+                if event.number > since:
+                    yield event
+        finally:
+            self._followers.discard(queue)
+
+    def _note(self, what: str, *, cause: str, by: str) -> None:
+        event = self._timeline.add(self.name, what, cause=cause, by=by)
+        for queue in self._followers:
+            with suppress(asyncio.QueueFull):
+                queue.put_nowait(event)
+
+    def _record(self) -> SandboxRecord:
+        record = self._machine.find(self.name)
+        if record is None:
+            raise error(
+                ErrorCode.SANDBOX_NOT_FOUND,
+                f"there is no sandbox {self.name!r}",
+                remedy="Check the id; any operation on it, such as exec, makes it.",
+                sandbox=self.name,
+            )
+        return record
+
+
+STATE_CHANGES = {"created", "started", "frozen", "thawed", "stopped"}

@@ -1,0 +1,74 @@
+"""All sandboxes of a server, each with its actor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from atoll.protocol.errors import AtollError
+from atoll.protocol.ids import SandboxId, parse_sandbox_id
+from atoll.protocol.sandboxes import SandboxInfo, SandboxState
+from atoll.supervisor.actor import SandboxActor
+
+if TYPE_CHECKING:
+    from atoll.store.timeline import Timeline
+    from atoll.supervisor.machine import Machine
+
+IDLE_CHECK_SECONDS = 1.0
+
+logger = logging.getLogger("atoll.supervisor")
+
+
+class Roster:
+    """The only place where sandboxes are found by id."""
+
+    def __init__(self, machine: Machine, timeline: Timeline) -> None:
+        self._machine = machine
+        self._timeline = timeline
+        self._actors: dict[SandboxId, SandboxActor] = {}
+        self._sleeper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Roster:
+        """Go on with what an earlier server left running."""
+        for record in self._machine.records():
+            await self.actor(record.id).adopt()
+        self._sleeper = asyncio.create_task(self._put_idle_ones_to_sleep(), name="put idle sandboxes to sleep")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sleeper:
+            self._sleeper.cancel()
+            await asyncio.gather(self._sleeper, return_exceptions=True)
+        for actor in self._actors.values():
+            await actor.close()
+
+    def actor(self, sandbox_id: str) -> SandboxActor:
+        name = parse_sandbox_id(sandbox_id)
+        if name not in self._actors:
+            self._forget_unused()
+            self._actors[name] = SandboxActor(name, self._machine, self._timeline)
+        return self._actors[name]
+
+    def _forget_unused(self) -> None:
+        """Actors of ids that were only asked about."""
+        unused = [name for name, actor in self._actors.items() if not actor.is_in_use and not self._machine.exists(name)]
+        for name in unused:
+            del self._actors[name]
+
+    @property
+    def is_needed(self) -> bool:
+        return any(actor.is_awake or actor.is_in_use for actor in self._actors.values())
+
+    async def list(self, labels: dict[str, str], state: SandboxState | None) -> list[SandboxInfo]:
+        infos = [await self.actor(record.id).info() for record in self._machine.records() if labels.items() <= record.labels.items()]
+        return [info for info in infos if state is None or info.state is state]
+
+    async def _put_idle_ones_to_sleep(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_CHECK_SECONDS)
+            for actor in list(self._actors.values()):
+                try:
+                    await actor.sleep_if_idle()
+                except AtollError as cause:
+                    logger.warning("sandbox %s does not sleep: %s", actor.name, cause)
