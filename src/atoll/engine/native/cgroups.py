@@ -65,6 +65,10 @@ class Cgroups(Protocol):
         """False if it must be tried again: somebody is still in it."""
         ...
 
+    def close(self) -> None:
+        """Let go of the trees. Groups stay. Twice is fine."""
+        ...
+
 
 def group_name(uid_base: int) -> str:
     return f"sandbox-{uid_base}"
@@ -164,6 +168,11 @@ class CgroupsV1:
         remaining = [tree for tree in self._trees if not _remove(tree, name)]
         return not remaining
 
+    def close(self) -> None:
+        self._trees.clear()
+        while self._roots:
+            os.close(self._roots.popitem()[1])
+
 
 class CgroupsV2:
     """One tree for all."""
@@ -220,6 +229,11 @@ class CgroupsV2:
 
     def remove(self, name: str) -> bool:
         return _remove(self._root, name)
+
+    def close(self) -> None:
+        fd, self._root = self._root, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def quota(cpus: float) -> int:

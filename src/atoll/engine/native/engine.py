@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ ANSWER_SECONDS = 60.0  # a thousand times what it takes; a nursery that needs lo
 CLOSE_SECONDS = 10.0
 LAUNCH_ATTEMPTS = 3
 SEND_PAUSE_SECONDS = 0.002
+SETTLE_PAUSE_SECONDS = 0.005
 
 
 class NativeEngine:
@@ -58,6 +60,7 @@ class NativeEngine:
         self._state = state
         self._runtime = runtime
         self._sockets = runtime / "agents"
+        self._log = runtime / "nursery.log"
         self._names = {state: "state", self._sockets: "agents"}
         self._names |= {path: f"exposed-{index}" for index, path in enumerate(exposed)}
         for directory in (state, runtime, self._sockets):
@@ -110,6 +113,20 @@ class NativeEngine:
             return None
         return replace(left, pidfd=pidfd, keeper=None)
 
+    async def settle(self, known: Iterable[LiveSandbox]) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await _until_not(is_in_use, self._log)
+                for path in set(self._sockets.iterdir()) - {sandbox.agent_socket for sandbox in known}:
+                    await _until_not(answers, path)
+                    path.unlink(missing_ok=True)
+        except TimeoutError as cause:
+            raise error(
+                ErrorCode.NURSERY_FAILED,
+                f"what an earlier process left half-made in {self._runtime} does not end",
+                remedy=f"Look with `fuser {self._log}` for a process that was stopped, and end it.",
+            ) from cause
+
     async def _launch(self, spec: SandboxSpec) -> Delivery:
         """Ask the nursery; and the next one, if it was gone before it could hear us."""
         for _ in range(LAUNCH_ATTEMPTS):
@@ -132,10 +149,7 @@ class NativeEngine:
             signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
         await self.thaw(sandbox)  # on version 1 the frozen do not even die
         await self.wait(sandbox)
-        for fd in (sandbox.pidfd, sandbox.keeper):
-            if fd is not None:
-                os.close(fd)
-        sandbox.pidfd = sandbox.keeper = None
+        sandbox.release()
         # The nursery does this as well; unless it died.
         sandbox.agent_socket.unlink(missing_ok=True)
         self._cgroups.remove(group_name(sandbox.uid_base))
@@ -167,6 +181,7 @@ class NativeEngine:
         if self._nursery:
             await self._nursery.close()
             self._nursery = None
+        self._cgroups.close()
 
     async def _running_nursery(self) -> NurseryProcess:
         async with self._starting:
@@ -175,7 +190,7 @@ class NativeEngine:
                 self._nursery = None
             if self._nursery is None:
                 exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
-                self._nursery = await NurseryProcess.start(self._nursery_program, self._runtime, exposures, self._embryos)
+                self._nursery = await NurseryProcess.start(self._nursery_program, self._log, exposures, self._embryos)
             return self._nursery
 
     def _translate(self, overlay: Overlay) -> Overlay:
@@ -219,14 +234,14 @@ class NurseryProcess:
 
     @classmethod
     async def start(
-        cls, program: tuple[str, ...], runtime: Path, exposures: tuple[orders.Exposure, ...], embryos: int
+        cls, program: tuple[str, ...], log: Path, exposures: tuple[orders.Exposure, ...], embryos: int
     ) -> NurseryProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        root = runtime / "nursery"
+        root = log.parent / "nursery"
         _make_private_directory(root)
-        log = runtime / "nursery.log"
         with theirs, log.open("wb") as stderr:
+            fcntl.flock(stderr, fcntl.LOCK_SH)  # the nursery inherits it, and so shows for how long it lives
             command = [sys.executable, "-I", "-X", "utf8", *program, str(theirs.fileno())]
             try:
                 process = subprocess.Popen(
@@ -396,6 +411,34 @@ async def _ended(pidfd: int) -> None:
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
+
+
+def is_in_use(log: Path) -> bool:
+    """Whether a nursery that writes to `log` lives, or a child of it that is too young to have a name."""
+    with log.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def answers(agent_socket: Path) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(agent_socket))
+        except BlockingIOError:  # so many want to connect that there must be somebody
+            return True
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+    return True
+
+
+async def _until_not(holds: Callable[[Path], bool], path: Path) -> None:
+    while holds(path):  # noqa: ASYNC110 (other processes change that, and tell nobody)
+        await asyncio.sleep(SETTLE_PAUSE_SECONDS)
 
 
 def _make_private_directory(path: Path) -> None:
