@@ -74,7 +74,8 @@ async def test_a_disk_starts_again_under_other_ids_with_the_same_owners(machine:
         box = Box(second, link, "busybox")
         assert await box.text("cat /workspace/f; stat -c %u:%g:%a /workspace/f") == "kept\n1000:2000:640"
         assert await box.text("echo more >>/workspace/f; cat /etc/hostname") == "again"
-    await machine.destroy(second)
+    await machine.engine.stop(second)
+    await machine.remove(live.id)
 
 
 def test_disks_are_promised_only_as_far_as_the_pool_reaches(pool: PoolStorage) -> None:
