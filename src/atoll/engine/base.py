@@ -80,7 +80,7 @@ class Engine(Protocol):
         ...
 
     async def settle(self, known: Iterable[LiveSandbox]) -> None:
-        """Return when all that earlier processes left half-made has ended. Whatever else runs is `known`."""
+        """Return when what earlier processes left half-made has ended. What else may be running is `known`."""
         ...
 
     async def stop(self, sandbox: LiveSandbox) -> None:

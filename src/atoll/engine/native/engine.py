@@ -33,7 +33,7 @@ ANSWER_SECONDS = 60.0  # a thousand times what it takes; a nursery that needs lo
 CLOSE_SECONDS = 10.0
 LAUNCH_ATTEMPTS = 3
 SEND_PAUSE_SECONDS = 0.002
-SETTLE_PAUSE_SECONDS = 0.005
+SETTLE_SECONDS, SETTLE_PAUSE_SECONDS = 2.0, 0.005
 
 
 class NativeEngine:
@@ -117,15 +117,18 @@ class NativeEngine:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await _until_not(is_in_use, self._log)
-                for path in set(self._sockets.iterdir()) - {sandbox.agent_socket for sandbox in known}:
-                    await _until_not(answers, path)
-                    path.unlink(missing_ok=True)
         except TimeoutError as cause:
             raise error(
                 ErrorCode.NURSERY_FAILED,
-                f"what an earlier process left half-made in {self._runtime} does not end",
+                f"an earlier nursery in {self._runtime} does not end",
                 remedy=f"Look with `fuser {self._log}` for a process that was stopped, and end it.",
             ) from cause
+        # One that still answers after a while was told to live on; that nobody knows it must have another reason.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                for path in set(self._sockets.iterdir()) - {sandbox.agent_socket for sandbox in known}:
+                    await _until_not(answers, path)
+                    path.unlink(missing_ok=True)
 
     async def _launch(self, spec: SandboxSpec) -> Delivery:
         """Ask the nursery; and the next one, if it was gone before it could hear us."""
