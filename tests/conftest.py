@@ -6,7 +6,7 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,9 +116,10 @@ async def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Surroundings
 
 
 @pytest.fixture(autouse=True)
-def nothing_leaks(surroundings: Surroundings) -> Iterator[None]:
+async def nothing_leaks(surroundings: Surroundings, tmp_path: Path) -> AsyncIterator[None]:
     """A test leaves no process, mount, cgroup, namespace, loop device, descriptor or socket that it did not find."""
+    surroundings.test = tmp_path
     before = look(surroundings)
     yield
-    leaked = wait_until_nothing_leaks(before, surroundings)
+    leaked = await wait_until_nothing_leaks(before, surroundings)
     assert not leaked, "left behind:\n" + "\n".join(sorted(f"  {trace.kind}: {trace.what}" for trace in leaked))

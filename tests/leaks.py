@@ -10,12 +10,14 @@ The machine that all tests of a run share is taken out: its directory, its nurse
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +29,7 @@ from atoll.engine.native.uid_ranges import UidRanges
 PATIENCE_SECONDS = 20.0  # until something counts as left behind; what ends, ends in milliseconds
 PAUSE_SECONDS = 0.01
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-HALF_MADE = (".sock", ".new", ".making", ".removing")
+HALF_MADE = ("run/agents/*.sock", "state/pool.new", "state/records/*.making", "state/records/*.removing")
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -42,6 +44,7 @@ class Surroundings:
     """Where a run of tests works, and what of that outlives a test: machines that tests share."""
 
     directory: Path
+    test: Path | None = None  # the directory of the test at hand
     shared: set[Path] = field(default_factory=set)
     nursery: int | None = None
     processes: set[int] = field(default_factory=set)
@@ -53,6 +56,7 @@ class Process(NamedTuple):
     pid: int
     parent: int
     is_zombie: bool
+    name: bytes
 
 
 def adopt_orphans() -> None:
@@ -60,15 +64,13 @@ def adopt_orphans() -> None:
     assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
-def wait_until_nothing_leaks(
-    before: set[Trace], around: Surroundings, patience: float = PATIENCE_SECONDS
-) -> set[Trace]:
+async def wait_until_nothing_leaks(before: set[Trace], around: Surroundings) -> set[Trace]:
     """What is there that was not, once it has had time to go."""
-    give_up = time.monotonic() + patience
+    give_up = time.monotonic() + PATIENCE_SECONDS
     while leaked := look(around) - before:
         if time.monotonic() > give_up:
             return leaked
-        time.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(PAUSE_SECONDS)  # in which the loop closes what was given up
     return set()
 
 
@@ -96,7 +98,7 @@ def _processes() -> Iterator[Process]:
         if name.isdigit():
             with suppress(OSError):
                 stat = parse_stat(Path(f"/proc/{name}/stat").read_bytes())
-                yield Process(int(name), stat.parent, stat.is_zombie)
+                yield Process(int(name), stat.parent, stat.is_zombie, stat.name)
 
 
 def _descendants(root: int, everyone: Iterable[Process]) -> list[Process]:
@@ -190,12 +192,16 @@ def _is_ours(text: str, around: Surroundings) -> bool:
 
 def _groups(everyone: Iterable[Process], ours: set[int], ranges: UidRanges) -> Iterator[str]:
     """Groups of nobody; none if another nursery lives, which may just be making or removing them."""
-    if any(_name(process.pid) in ("atoll-nursery", "atoll-agent") for process in everyone if process.pid not in ours):
+    if _is_another_run(everyone, ours):
         return
     bases = {group_name(base): base for base in ranges.bases()}
     for name in sorted(_group_names() & bases.keys()):
         if ranges.is_free(bases[name]):
             yield name
+
+
+def _is_another_run(everyone: Iterable[Process], ours: set[int]) -> bool:
+    return any(process.name in (b"atoll-nursery", b"atoll-agent") and process.pid not in ours for process in everyone)
 
 
 def _group_names() -> set[str]:
@@ -205,9 +211,6 @@ def _group_names() -> set[str]:
 
 
 def _files(around: Surroundings) -> Iterator[str]:
-    for directory, names, files in os.walk(around.directory):
-        names[:] = [name for name in names if name not in ("images", "disks", "root", "bin")]
-        for name in files:
-            path = f"{directory}/{name}"
-            if name.endswith(HALF_MADE) and _is_ours(path, around):
-                yield path
+    """What a machine of the test's own should have removed."""
+    for pattern in HALF_MADE:
+        yield from glob(f"{around.test}/{pattern}")

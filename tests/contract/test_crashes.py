@@ -188,7 +188,7 @@ async def _site(
     await site.hang_up()
     site.trap.close()
     surroundings.shared.remove(directory)
-    assert not wait_until_nothing_leaks(before, surroundings)
+    assert not await wait_until_nothing_leaks(before, surroundings)
 
 
 @pytest.fixture(scope="module")
