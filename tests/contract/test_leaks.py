@@ -6,6 +6,7 @@ Each test leaves something, looks, and takes it away again; that it then finds n
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from atoll.storage.pool import MIN_POOL, PoolStorage
 from tests import leaks
 from tests.leaks import Surroundings, Trace, look
 
+LEAKING = Path(__file__).with_name("leaking.py")
 ORPHAN = """
 import os, time
 if os.fork() == 0:
@@ -58,6 +60,25 @@ def found(before: set[Trace], surroundings: Surroundings) -> dict[str, list[str]
     for trace in look(surroundings) - before:
         left.setdefault(trace.kind, []).append(trace.what)
     return left
+
+
+def test_a_test_that_leaves_something_fails(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={tmp_path}/base",
+        str(LEAKING),
+    ]
+    shown = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert "4 passed, 3 errors" in shown.stdout, shown.stdout
+    failed = re.findall(r"^ERROR \S+::(\w+)", shown.stdout, re.MULTILINE)
+    assert failed == ["test_leaves_a_descriptor", "test_leaves_a_process_in_a_namespace", "test_leaves_a_mount"]
+    for words in ("descriptor: ", "process: ", "namespace: net:[", "mount: mnt:["):
+        assert f"E           {words}" in shown.stdout
 
 
 def test_nothing_is_found_where_nothing_was_left(before: set[Trace], surroundings: Surroundings) -> None:

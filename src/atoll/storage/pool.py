@@ -181,7 +181,7 @@ class PoolStorage:
         )
 
     def _failure(self, cause: OSError) -> AtollError:
-        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        if cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return self._full()
         if cause.errno == errno.EROFS:
             return error(
@@ -196,7 +196,7 @@ class PoolStorage:
     def _full(self) -> AtollError:
         return error(
             ErrorCode.NO_SPACE,
-            f"the disk that holds {self._file} is full",
+            f"the disk that holds {self._file} has no room for more",
             remedy="Free some space on it, or destroy sandboxes.",
             path=str(self._file),
         )
