@@ -182,7 +182,7 @@ class Machine:
             uid_base=sandbox.uid_base,
             agent_socket=str(sandbox.agent_socket),
         )
-        await in_thread(self._records.begin, record)
+        self._records.begin(record)
         await self.engine.keep(sandbox)
         await in_thread(self._records.commit, sandbox.id)
 

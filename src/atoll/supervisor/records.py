@@ -80,16 +80,17 @@ class Records:
         """Put a sandbox on record whose creation is not reported yet."""
         path = self.path(record.id, Stage.MAKING)
         try:
-            _write_durably(path, msgspec.json.encode(record))
+            path.write_bytes(msgspec.json.encode(record))
         except OSError as cause:
             raise cannot_write(str(path), cause) from cause
 
     def commit(self, sandbox: SandboxId) -> None:
-        """From here on it was created, and is there after a power failure."""
-        path = self.path(sandbox, Stage.CREATED)
+        """From here on it was created, and is there after a power failure. Takes as long as the disk takes."""
+        path, making = self.path(sandbox, Stage.CREATED), self.path(sandbox, Stage.MAKING)
         try:
-            self.path(sandbox, Stage.MAKING).rename(path)
-            _sync_directory(self._directory)
+            _sync(making)  # first: a name without its contents would be a damaged record
+            making.rename(path)
+            _sync(self._directory)
         except OSError as cause:
             raise cannot_write(str(path), cause) from cause
 
@@ -174,18 +175,8 @@ def _lost(directory: Path) -> AtollError:
     )
 
 
-def _write_durably(path: Path, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        while content:
-            content = content[os.write(fd, content) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
