@@ -12,6 +12,7 @@ points too.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,7 @@ REMOVE_POINTS = ("removal begun", "stopped", "disk removed", "removed")
 
 
 def say(*words: str) -> None:
-    print(*words, flush=True)
+    os.write(1, f"{' '.join(words)}\n".encode())  # at once: half a line is no report
 
 
 async def run(live: LiveSandbox, script: str) -> str:
