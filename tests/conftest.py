@@ -41,9 +41,14 @@ def busybox_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-async def machine(tmp_path_factory: pytest.TempPathFactory, busybox_root: Path) -> AsyncIterator[Machine]:
-    directory = tmp_path_factory.mktemp("machine")
-    async with Machine(directory / "state", directory / "run") as machine:
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state directory of the machine."""
+    return tmp_path_factory.mktemp("machine") / "state"
+
+
+@pytest.fixture(scope="session")
+async def machine(state: Path, busybox_root: Path) -> AsyncIterator[Machine]:
+    async with Machine(state, state.parent / "run") as machine:
         machine.images.add("busybox", busybox_root)
         yield machine
 

@@ -175,7 +175,9 @@ class NativeEngine:
                 self._nursery = None
             if self._nursery is None:
                 exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
-                self._nursery = await NurseryProcess.start(self._nursery_program, self._runtime, exposures, self._embryos)
+                self._nursery = await NurseryProcess.start(
+                    self._nursery_program, self._runtime, exposures, self._embryos
+                )
             return self._nursery
 
     def _translate(self, overlay: Overlay) -> Overlay:

@@ -1,0 +1,120 @@
+"""Another sandbox's files, sockets, memory, processes and locks."""
+
+from __future__ import annotations
+
+from atoll.attacks.record import Attack, Defence, Family
+
+_WAIT = """
+print("READY", flush=True)
+sys.stdin.read()
+"""
+
+SECRET_KEEPER = (
+    """
+import sys
+with open("/workspace/secret", "w") as file:
+    file.write("the neighbour's")
+"""
+    + _WAIT
+)
+# Where the process that makes sandboxes keeps their disks, as seen from its root.
+FILES = """
+import glob
+found = glob.glob("/../state/disks/*/*/workspace/secret")
+print("BREACH " + open(found[0]).read() if found else "HELD no such file")
+"""
+
+LISTENER = (
+    """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\0atoll-victim")
+listener.listen()
+"""
+    + _WAIT
+)
+SOCKET = """
+import socket
+try:
+    socket.socket(socket.AF_UNIX).connect("\\0atoll-victim")
+    print("BREACH it took the connection")
+except OSError as cause:
+    print("HELD", cause)
+"""
+
+_SHARED = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+KEY, CREATE, REMOVE = 0x41544F4C, 0o1000, 0
+"""
+MEMORY_OWNER = (
+    _SHARED
+    + """
+segment = libc.shmget(KEY, ctypes.c_size_t(4096), CREATE | 0o666)
+"""
+    + _WAIT
+    + "libc.shmctl(segment, REMOVE, None)"
+)
+MEMORY = (
+    _SHARED
+    + """
+segment = libc.shmget(KEY, ctypes.c_size_t(0), 0)
+print("HELD " + os.strerror(ctypes.get_errno()) if segment < 0 else "BREACH its shared memory is ours")
+"""
+)
+
+SITTING_DUCK = "import sys  # sitting duck\n" + _WAIT
+_FIND = """
+import os
+
+def is_duck(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"sitting" + b" duck" in file.read()
+    except OSError:
+        return False
+
+ducks = [int(name) for name in os.listdir("/proc") if name.isdigit() and is_duck(name)]
+"""
+PROCESSES = _FIND + 'print("BREACH" if ducks else "HELD", ducks)\n'
+KILL = (
+    _FIND
+    + """
+try:
+    for pid in ducks:
+        os.kill(pid, 9)
+    print("BREACH" if ducks else "HELD", ducks)
+except OSError as cause:
+    print("HELD", cause)
+"""
+)
+
+LOCK_HOLDER = (
+    """
+import fcntl, os, sys
+fcntl.flock(os.open("/dev/null", os.O_RDONLY), fcntl.LOCK_EX)
+"""
+    + _WAIT
+)
+LOCK = """
+import fcntl, os
+try:
+    fcntl.flock(os.open("/dev/null", os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("HELD the lock is ours alone")
+except BlockingIOError:
+    print("BREACH a neighbour's lock is in the way, and ours would be in its")
+"""
+
+
+def _attack(name: str, payload: str, victim: str, *defences: Defence) -> Attack:
+    return Attack(name=name, family=Family.NEIGHBOURS, defences=defences, payload=payload, victim=victim)
+
+
+ATTACKS = (
+    _attack("files-of-a-neighbour", FILES, SECRET_KEEPER, Defence.OLD_ROOT_DETACHED, Defence.USER_NAMESPACE),
+    _attack("socket-of-a-neighbour", SOCKET, LISTENER, Defence.NETWORK_NAMESPACE),
+    _attack("shared-memory-of-a-neighbour", MEMORY, MEMORY_OWNER, Defence.IPC_NAMESPACE),
+    _attack("processes-of-a-neighbour", PROCESSES, SITTING_DUCK, Defence.PID_NAMESPACE),
+    _attack("kill-a-neighbours-process", KILL, SITTING_DUCK, Defence.PID_NAMESPACE, Defence.UID_RANGE),
+    _attack("lock-a-neighbours-device", LOCK, LOCK_HOLDER, Defence.OWN_DEV),
+)
