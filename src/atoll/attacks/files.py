@@ -53,6 +53,7 @@ HIDDEN = _HIDDEN.format(
         "/proc/config.gz",
         "/proc/interrupts",
         "/proc/keys",
+        "/proc/locks",
         "/proc/timer_list",
         "/sys/block",
         "/sys/firmware",

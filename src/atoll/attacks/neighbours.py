@@ -89,21 +89,32 @@ except OSError as cause:
 """
 )
 
-LOCK_HOLDER = (
-    """
+# Read-only for everybody, but if two sandboxes see the same inode, its locks are theirs in common.
+_LOCKABLE = """
 import fcntl, os, sys
-fcntl.flock(os.open("/dev/null", os.O_RDONLY), fcntl.LOCK_EX)
+files = {path: os.open(path, os.O_RDONLY) for path in ("/dev/null", "/dev", "/sys/firmware", "/usr")}
+"""
+LOCK_HOLDER = (
+    _LOCKABLE
+    + """
+for fd in files.values():
+    fcntl.flock(fd, fcntl.LOCK_EX)
 """
     + _WAIT
 )
-LOCK = """
-import fcntl, os
-try:
-    fcntl.flock(os.open("/dev/null", os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    print("HELD the lock is ours alone")
-except BlockingIOError:
-    print("BREACH a neighbour's lock is in the way, and ours would be in its")
+LOCK = (
+    _LOCKABLE
+    + """
+def is_held(fd):
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+
+held = [path for path, fd in files.items() if is_held(fd)]
+print("BREACH" if held else "HELD", held)
 """
+)
 
 
 def _attack(name: str, payload: str, victim: str, *defences: Defence) -> Attack:
@@ -116,5 +127,5 @@ ATTACKS = (
     _attack("shared-memory-of-a-neighbour", MEMORY, MEMORY_OWNER, Defence.IPC_NAMESPACE),
     _attack("processes-of-a-neighbour", PROCESSES, SITTING_DUCK, Defence.PID_NAMESPACE),
     _attack("kill-a-neighbours-process", KILL, SITTING_DUCK, Defence.PID_NAMESPACE, Defence.UID_RANGE),
-    _attack("lock-a-neighbours-device", LOCK, LOCK_HOLDER, Defence.OWN_DEV),
+    _attack("lock-what-a-neighbour-uses", LOCK, LOCK_HOLDER, Defence.OWN_DEV),
 )

@@ -11,7 +11,7 @@ from atoll.protocol.limits import Limits
 MIB = 2**20
 CPUS, MEMORY, DISK, PIDS = 0.5, 64 * MIB, 20 * MIB, 96
 SMALL = Limits(cpus=CPUS, memory=MEMORY, disk=DISK, pids=PIDS)
-ROOMY = Limits(cpus=CPUS, memory=512 * MIB, disk=DISK, pids=PIDS)  # room for so many processes
+ROOMY = Limits(memory=512 * MIB, disk=DISK, pids=PIDS)  # room for so many processes, on all cpus
 
 FORK_BOMB = f"""
 import os, time
