@@ -12,6 +12,7 @@ MIB = 2**20
 CPUS, MEMORY, DISK, PIDS = 0.5, 64 * MIB, 20 * MIB, 96
 SMALL = Limits(cpus=CPUS, memory=MEMORY, disk=DISK, pids=PIDS)
 ROOMY = Limits(memory=512 * MIB, disk=DISK, pids=PIDS)  # room for so many processes, on all cpus
+CROWDED = Limits(memory=MEMORY, disk=DISK)  # and the other way round
 
 FORK_BOMB = f"""
 import os, time
@@ -217,7 +218,7 @@ ATTACKS = (
         defences=(Defence.OOM_ORDER,),
         payload=SMALL_HOGS,
         evidence=Evidence.AGENT_LOST,
-        limits=SMALL,
+        limits=CROWDED,
     ),
     _attack("cpu-hog", CPU_HOG, Defence.CPU_LIMIT),
     _attack("disk-filler", DISK_FILLER, Defence.DISK_QUOTA),
