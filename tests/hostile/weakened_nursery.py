@@ -105,26 +105,20 @@ def without_uid_range() -> None:
 
 def without_old_root_detached() -> None:
     """What a sandbox leaves by pivot_root stays mounted over its root, and ".." leads there."""
-
-    def enter_root(real: Callable[..., None], overlays: Any) -> None:
-        keep_old_root()
-        real(overlays)
-
-    wrap(mounts, "enter_root", enter_root)
+    wrap(mounts, "enter_root", keep_old_root)
 
 
 def without_small_root() -> None:
     """Over the nursery's root there is still the host's. In such a place the kernel makes no user namespaces."""
-
-    def enter_small_root(real: Callable[..., None], *rest: Any) -> None:
-        keep_old_root()
-        real(*rest)
-
-    wrap(mounts, "enter_small_root", enter_small_root)
+    wrap(mounts, "enter_small_root", keep_old_root)
+    without_user_namespace()
 
 
-def keep_old_root() -> None:
+def keep_old_root(enter: Callable[..., None], *rest: Any) -> None:
+    detach = syscalls.detach
     wrap(syscalls, "detach", lambda real, target: target == "." or real(target))
+    enter(*rest)
+    syscalls.detach = detach
 
 
 def without_hidden_paths() -> None:

@@ -143,5 +143,5 @@ ATTACKS = (
     _attack("proc-self-root", SELF_ROOT, Defence.OLD_ROOT_DETACHED),
     _attack("symbolic-link-upwards", LINK, Defence.OLD_ROOT_DETACHED),
     _attack("chroot-escape", CHROOT, Defence.OLD_ROOT_DETACHED),
-    _attack("host-paths", HOST_PATHS, Defence.OLD_ROOT_DETACHED, Defence.SMALL_ROOT, Defence.USER_NAMESPACE),
+    _attack("host-paths", HOST_PATHS, Defence.OLD_ROOT_DETACHED, Defence.SMALL_ROOT),
 )

@@ -63,7 +63,7 @@ class Evidence(StrEnum):
 
 
 class Attack(msgspec.Struct, frozen=True, kw_only=True):
-    """One attack. Each of its `defences` is there to stop it; with all of them off, it succeeds.
+    """One attack. Each of its `defences` is enough to stop it; with all of them off, it succeeds.
 
     A `witness` runs in the same sandbox, beside a payload that cannot speak for itself, and gives the verdict.
     A `victim` runs in a neighbour: it says READY, and ends with its standard input.
