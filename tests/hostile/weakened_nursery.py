@@ -57,6 +57,7 @@ def without_no_new_privileges() -> None:
 def without_user_namespace() -> None:
     """Root inside is root outside."""
     without_namespace(Namespace.USER)
+    without_namespace_owner()
     wrap(launcher, "_write", lambda real, path, *rest: path.endswith("_map") or real(path, *rest))
     mounts.open_idmapped = open_as_it_is
 
@@ -101,6 +102,10 @@ def without_uid_range() -> None:
         real(path, f"0 {SHARED_RANGE} {RANGE_SIZE}" if path.endswith("_map") else text, *rest)
 
     wrap(launcher, "_write", write_shared)
+
+
+def without_namespace_owner() -> None:
+    wrap(syscalls, "clone3", lambda real, namespaces, cgroup, owner=0: real(namespaces, cgroup))
 
 
 def without_old_root_detached() -> None:
@@ -207,6 +212,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.NETWORK_NAMESPACE: without_network_namespace,
     Defence.IPC_NAMESPACE: partial(without_namespace, Namespace.IPC),
     Defence.UID_RANGE: without_uid_range,
+    Defence.NAMESPACE_OWNER: without_namespace_owner,
     Defence.OLD_ROOT_DETACHED: without_old_root_detached,
     Defence.SMALL_ROOT: without_small_root,
     Defence.HIDDEN_PATHS: without_hidden_paths,

@@ -117,6 +117,26 @@ print("BREACH" if held else "HELD", held)
 )
 
 
+# Here the neighbour is the aggressor, who takes until there is none left.
+_USED_UP = """
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+
+def take():
+    return {take} >= 0
+"""
+_TAKE_ALL = "while take(): pass"
+_TAKE_ONE = 'print("HELD there is one for us" if take() else "BREACH " + os.strerror(ctypes.get_errno()))'
+INSTANCE = "libc.inotify_init()"
+QUEUE = 'libc.mq_open(b"/%s" % os.urandom(8).hex().encode(), os.O_CREAT | os.O_RDWR, 0o600, None)'
+SIGNAL = "signal.pthread_sigmask(signal.SIG_BLOCK, [40]) and 0 or libc.sigqueue(os.getpid(), 40, None)"
+
+
+def _use_up(name: str, take: str) -> Attack:
+    taker = _USED_UP.format(take=take)
+    return _attack(name, taker + _TAKE_ONE, taker + _TAKE_ALL + _WAIT, Defence.NAMESPACE_OWNER)
+
+
 def _attack(name: str, payload: str, victim: str, *defences: Defence) -> Attack:
     return Attack(name=name, family=Family.NEIGHBOURS, defences=defences, payload=payload, victim=victim)
 
@@ -127,5 +147,8 @@ ATTACKS = (
     _attack("shared-memory-of-a-neighbour", MEMORY, MEMORY_OWNER, Defence.IPC_NAMESPACE),
     _attack("processes-of-a-neighbour", PROCESSES, SITTING_DUCK, Defence.PID_NAMESPACE),
     _attack("kill-a-neighbours-process", KILL, SITTING_DUCK, Defence.PID_NAMESPACE, Defence.UID_RANGE),
+    _use_up("use-up-inotify-instances", INSTANCE),
+    _use_up("use-up-message-queues", QUEUE),
+    _use_up("use-up-queued-signals", SIGNAL),
     _attack("lock-what-a-neighbour-uses", LOCK, LOCK_HOLDER, Defence.OWN_DEV),
 )

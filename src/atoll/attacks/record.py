@@ -38,6 +38,7 @@ class Defence(StrEnum):
     NETWORK_NAMESPACE = "network-namespace"
     IPC_NAMESPACE = "ipc-namespace"
     UID_RANGE = "uid-range"  # no two sandboxes have a user id in common
+    NAMESPACE_OWNER = "namespace-owner"  # what the kernel counts by user, it counts for each sandbox
     OLD_ROOT_DETACHED = "old-root-detached"
     SMALL_ROOT = "small-root"  # that old root is the nursery's, and not the host's
     HIDDEN_PATHS = "hidden-paths"

@@ -168,7 +168,7 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     undo.callback(ours.close)
     close.callback(theirs.close)
-    pid, pidfd = syscalls.clone3(NAMESPACES, cgroup)
+    pid, pidfd = syscalls.clone3(NAMESPACES, cgroup, uid_base)
     if pid == 0:
         _Child(kit).live(joins, listener, theirs, range_holder)
     undo.callback(_kill, pid, pidfd)

@@ -96,8 +96,11 @@ _CLONE_PIDFD = 0x1000
 _CLONE_INTO_CGROUP = 0x200000000
 
 
-def clone3(namespaces: Namespace, cgroup: int | None = None) -> tuple[int, int]:
+def clone3(namespaces: Namespace, cgroup: int | None = None, owner: int = 0) -> tuple[int, int]:
     """Fork into new namespaces, and into a version 2 control group. The parent gets pid and pidfd, the child (0, -1).
+
+    `owner` is the user to whom a new user namespace belongs. Against that user, too, the kernel counts what is used in
+    it: inotify instances, message queues, queued signals. If all belonged to root, one could use up everybody's.
 
     A bare clone3 skips what Python does around a fork, and every child would then draw the same random numbers; so
     the three hooks are called by hand.
@@ -108,6 +111,8 @@ def clone3(namespaces: Namespace, cgroup: int | None = None) -> tuple[int, int]:
         arguments.flags |= _CLONE_INTO_CGROUP
         arguments.cgroup = cgroup
     _python.PyOS_BeforeFork()
+    os.seteuid(owner)
+    _libc.setfsuid(0)  # the control group is still root's
     pid = _libc_locked.syscall(
         ctypes.c_long(_SYS_CLONE3), ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments))
     )
@@ -115,6 +120,7 @@ def clone3(namespaces: Namespace, cgroup: int | None = None) -> tuple[int, int]:
         _python.PyOS_AfterFork_Child()
         return 0, -1
     number = ctypes.get_errno()
+    os.seteuid(0)
     _python.PyOS_AfterFork_Parent()
     if pid < 0:
         raise OSError(number, os.strerror(number))
