@@ -43,11 +43,15 @@ def busybox_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-async def machine(
-    tmp_path_factory: pytest.TempPathFactory, busybox_root: Path, surroundings: Surroundings
-) -> AsyncIterator[Machine]:
-    directory = tmp_path_factory.mktemp("machine")
-    async with Machine(directory / "state", directory / "run") as machine:
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state directory of the machine."""
+    return tmp_path_factory.mktemp("machine") / "state"
+
+
+@pytest.fixture(scope="session")
+async def machine(state: Path, busybox_root: Path, surroundings: Surroundings) -> AsyncIterator[Machine]:
+    directory = state.parent
+    async with Machine(state, directory / "run") as machine:
         machine.images.add("busybox", busybox_root)
         # What it starts at first use, it has before the first test looks for what was not there.
         await machine.destroy(await machine.create("first", image="busybox"))

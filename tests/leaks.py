@@ -126,7 +126,7 @@ def _kept(around: Surroundings, everyone: list[Process]) -> set[int]:
         kept |= {process.pid for process in _descendants(pid, everyone)}
     if around.nursery:
         children = _descendants(around.nursery, everyone)
-        embryos = {process.pid for process in children if process.name != ZYGOTE}
+        embryos = {process.pid for process in children if process.name != ZYGOTE} - kept
         zygotes = {process.pid for process in children if process.name == ZYGOTE}
         kept |= {around.nursery} | zygotes | (embryos if len(embryos) <= EMBRYOS else set())
     return kept
