@@ -96,7 +96,8 @@ def test_a_process_and_its_namespaces_are_found(
 
 def test_an_orphan_in_a_session_of_its_own_is_found(before: set[Trace], surroundings: Surroundings) -> None:
     orphan = int(subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, check=True).stdout)
-    assert found(before, surroundings) == {"process": [f"{orphan} python"]}
+    name = Path(f"/proc/{orphan}/comm").read_text().strip()
+    assert found(before, surroundings) == {"process": [f"{orphan} {name}"]}
     os.kill(orphan, signal.SIGKILL)
 
 
