@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import MAX_BYTES, MAX_CPUS, MAX_PIDS, Limits
 from atoll.storage.directory import DirectoryStorage
 from atoll.storage.pool import RESERVE, PoolStorage
-from atoll.supervisor.machine import Machine, in_thread
+from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Findings
 from tests.contract.test_engine import leftovers, run
 
@@ -149,23 +148,6 @@ async def test_a_handle_from_before_does_not_harm_the_next_of_that_name(tmp_path
         assert await run(new.agent_socket, "echo", "x") == b"x\n"
         assert machine.record(ONE).process == new.process
         await machine.destroy(new)
-
-
-async def test_what_waits_for_the_disk_is_waited_for_also_when_cancelled() -> None:
-    steps = []
-
-    def work(seconds: float) -> None:
-        steps.append("begun")
-        loop.call_soon_threadsafe(task.cancel)
-        loop.call_soon_threadsafe(task.cancel)
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(seconds), loop).result()
-        steps.append("done")
-
-    loop = asyncio.get_running_loop()
-    task = asyncio.create_task(in_thread(work, 0.01))
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert steps == ["begun", "done"]
 
 
 # Full disks and limits.

@@ -9,12 +9,10 @@ soon as it is entered (`async with`).
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec
 from atoll.engine.native.engine import NativeEngine
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from atoll.engine.base import Engine
     from atoll.protocol.rootfs import Rootfs
     from atoll.storage.base import Storage
-
-T = TypeVar("T")
 
 DEFAULT_STATE = Path("/var/lib/atoll")
 DEFAULT_RUNTIME = Path("/run/atoll")
@@ -184,7 +180,7 @@ class Machine:
         )
         self._records.begin(record)
         await self.engine.keep(sandbox)
-        await in_thread(self._records.commit, sandbox.id)
+        self._records.commit(sandbox.id)
 
     def _forget(self, sandbox_id: SandboxId) -> None:
         self._records.begin_removal(sandbox_id)
@@ -196,15 +192,3 @@ class Machine:
             return self._records.read_to_remove(sandbox_id).process
         except FileNotFoundError:
             return None
-
-
-async def in_thread(function: Callable[[T], None], argument: T) -> None:
-    """Wait for a disk without keeping the loop waiting; also when cancelled, as what follows may undo what was done."""
-    work = asyncio.ensure_future(asyncio.to_thread(function, argument))
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        while not work.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([work])
-        raise

@@ -4,14 +4,13 @@
     ID.json        reported as created: nothing but a request removes it, or its disk
     ID.removing    asked to be removed: whoever finds it finishes that
 
-A rename takes a file from one stage to the next, so that a kill at any moment leaves one or the other. What is reported
-as created is on the disk by then, and survives a power failure too. A removal that one interrupts may have to be asked
-for again.
+A rename takes a file from one stage to the next, so that a kill at any moment leaves one or the other. Nothing waits
+for the disk: a power failure may take the last half minute, as it does of the sandboxes' own files. What it leaves
+empty is a record that cannot be read, and keeps its disk.
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
@@ -85,12 +84,10 @@ class Records:
             raise cannot_write(str(path), cause) from cause
 
     def commit(self, sandbox: SandboxId) -> None:
-        """From here on it was created, and is there after a power failure. Takes as long as the disk takes."""
-        path, making = self.path(sandbox, Stage.CREATED), self.path(sandbox, Stage.MAKING)
+        """From here on it was created."""
+        path = self.path(sandbox, Stage.CREATED)
         try:
-            _sync(making)  # first: a name without its contents would be a damaged record
-            making.rename(path)
-            _sync(self._directory)
+            self.path(sandbox, Stage.MAKING).rename(path)
         except OSError as cause:
             raise cannot_write(str(path), cause) from cause
 
@@ -173,11 +170,3 @@ def _lost(directory: Path) -> AtollError:
         remedy="Put the records back; or, if the disks may go, make that directory, empty.",
         path=str(directory),
     )
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
