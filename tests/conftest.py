@@ -6,16 +6,18 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from atoll.engine.base import LiveSandbox
+from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink, CommandOutput
 from atoll.supervisor.machine import Machine
+from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_leaks
 
 IMAGES = ("host", "busybox")
 _numbers = itertools.count()
@@ -41,11 +43,24 @@ def busybox_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-async def machine(tmp_path_factory: pytest.TempPathFactory, busybox_root: Path) -> AsyncIterator[Machine]:
-    directory = tmp_path_factory.mktemp("machine")
-    async with Machine(directory / "state", directory / "run") as machine:
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state directory of the machine."""
+    return tmp_path_factory.mktemp("machine") / "state"
+
+
+@pytest.fixture(scope="session")
+async def machine(state: Path, busybox_root: Path, surroundings: Surroundings) -> AsyncIterator[Machine]:
+    directory = state.parent
+    async with Machine(state, directory / "run") as machine:
         machine.images.add("busybox", busybox_root)
+        # What it starts at first use, it has before the first test looks for what was not there.
+        await machine.destroy(await machine.create("first", image="busybox"))
+        assert isinstance(machine.engine, NativeEngine)
+        surroundings.shared.add(directory)
+        surroundings.nursery = machine.engine.nursery_pid
         yield machine
+    surroundings.shared.remove(directory)
+    surroundings.nursery = None
 
 
 @dataclass
@@ -97,10 +112,18 @@ async def neighbours(machine: Machine) -> AsyncIterator[tuple[Box, Box]]:
             yield one, other
 
 
+@pytest.fixture(scope="session")
+async def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
+    """Async, so that the event loop of the run and its descriptors are there before the first test."""
+    adopt_orphans()
+    return Surroundings(tmp_path_factory.getbasetemp())
+
+
 @pytest.fixture(autouse=True)
-def no_descriptor_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test leaves this process with as many descriptors as it found, but for what the shared machine keeps."""
-    before = len(os.listdir("/proc/self/fd"))
+async def nothing_leaks(surroundings: Surroundings, tmp_path: Path) -> AsyncIterator[None]:
+    """A test leaves no process, mount, cgroup, namespace, loop device, descriptor or socket that it did not find."""
+    surroundings.test = tmp_path
+    before = look(surroundings)
     yield
-    after = len(os.listdir("/proc/self/fd"))
-    assert after <= before + 16, f"{after - before} descriptors leaked"
+    leaked = await wait_until_nothing_leaks(before, surroundings)
+    assert not leaked, "left behind:\n" + "\n".join(sorted(f"  {trace.kind}: {trace.what}" for trace in leaked))

@@ -92,11 +92,7 @@ async def test_nothing_of_the_host_is_there(host_box: Box) -> None:
     assert not await host_box.text("ls -A /var/log /var/mail /var/spool | grep -v -e : -e apt || true")
 
 
-async def test_proc_and_sys_are_masked(box: Box) -> None:
-    for name in ("/proc/kallsyms", "/proc/config.gz", "/proc/cmdline", "/proc/keys", "/proc/timer_list", "/proc/kcore"):
-        assert await box.text(f"if [ -e {name} ]; then head -c 10 {name} | wc -c; else echo 0; fi") == "0", name
-    for name in ("/sys/firmware", "/sys/block", "/proc/acpi"):
-        assert await box.text(f"ls -A {name} 2>/dev/null | wc -l") == "0", name
+async def test_proc_and_sys_take_no_writes(box: Box) -> None:
     for name in ("/proc/sys/kernel/hostname", "/proc/sys/vm/drop_caches", "/proc/irq/default_smp_affinity"):
         assert (await box.sh(f"echo x >{name}")).done.exit_code != 0, name
     assert (await box.sh("echo b >/proc/sysrq-trigger; mkdir /sys/x; touch /sys/kernel/x")).done.exit_code != 0
@@ -112,7 +108,6 @@ async def test_dev_holds_the_usual_and_is_read_only(box: Box) -> None:
     assert (
         await box.text("echo x >/dev/null; head -c 4 /dev/zero | wc -c; echo y >/dev/shm/f; cat /dev/shm/f") == "4\ny"
     )
-    assert (await box.sh("mknod /tmp/disk b 8 0")).done.exit_code != 0
 
 
 async def test_loopback_is_up_and_there_is_no_way_out(host_box: Box) -> None:
@@ -128,41 +123,22 @@ print(socket.create_connection(server.getsockname()).recv(5).decode())
     assert int(await python(host_box, away)) != 0
 
 
-DENIED = {
+# What programs make of a refusal depends on its errno. What a call could do if it were allowed is in atoll.attacks.
+REFUSALS = {
     "unshare(NEWUSER)": (272, [0x10000000], 1),
-    "unshare(NEWNS)": (272, [0x20000], 1),
-    "setns": (308, [0, 0], 1),
     "clone(NEWUSER)": (56, [0x10000000 | 17, 0, 0, 0, 0], 38),
-    "clone3": (435, [0, 0], 38),
-    "mount": (165, [0, 0, 0, 0, 0], 1),
-    "umount2": (166, [0, 0], 1),
-    "pivot_root": (155, [0, 0], 1),
-    "open_tree": (428, [0, 0, 0], 1),
-    "fsopen": (430, [0, 0], 1),
-    "mount_setattr": (442, [0, 0, 0, 0, 0], 1),
-    "keyctl": (250, [0, 0, 0], 1),
-    "add_key": (248, [0, 0, 0, 0, 0], 1),
-    "bpf": (321, [0, 0, 0], 1),
-    "perf_event_open": (298, [0, 0, 0, 0, 0], 1),
-    "userfaultfd": (323, [0], 1),
-    "io_uring_setup": (425, [1, 0], 1),
-    "ptrace": (101, [16, 1, 0, 0], 1),
-    "process_vm_readv": (310, [1, 0, 0, 0, 0, 0], 1),
-    "kcmp": (312, [1, 1, 0, 0, 0], 1),
+    "clone3, where the C library then takes clone": (435, [0, 0], 38),
     "open_by_handle_at": (304, [0, 0, 0], 1),
     "syslog": (103, [3, 0, 0], 1),
     "reboot": (169, [0, 0, 0], 1),
     "init_module": (175, [0, 0, 0], 1),
     "kexec_load": (246, [0, 0, 0, 0], 1),
     "settimeofday": (164, [0, 0], 1),
-    "personality(ADDR_NO_RANDOMIZE)": (135, [0x40000], 38),
     "a number nobody knows": (500, [0], 38),
     "an x32 call": (0x40000000 + 39, [], 38),
     "socket(AF_VSOCK)": (41, [40, 1, 0], 97),
-    "socket(AF_PACKET)": (41, [17, 3, 0], 97),
     "socket(AF_ALG)": (41, [38, 5, 0], 97),
     "socket(NETLINK_AUDIT)": (41, [16, 3, 9], 93),
-    "socket(NETLINK_NETFILTER)": (41, [16, 3, 12], 93),
     "socket(SCTP)": (41, [2, 1, 132], 38),
     "socket(MPTCP)": (41, [2, 1, 262], 93),
 }
@@ -180,11 +156,11 @@ for line in sys.stdin:
 """
 
 
-async def test_the_filter_denies_what_it_says_with_the_errno_it_says(host_box: Box, probe: str) -> None:
-    lines = "".join(f"{number} {' '.join(map(str, arguments))}\n" for number, arguments, _ in DENIED.values())
+async def test_a_refusal_has_the_errno_that_programs_expect(host_box: Box, probe: str) -> None:
+    lines = "".join(f"{number} {' '.join(map(str, arguments))}\n" for number, arguments, _ in REFUSALS.values())
     output = await host_box.run("python3", "-c", probe, stdin=lines.encode())
-    answers = dict(zip(DENIED, map(int, output.stdout.split()), strict=True))
-    assert answers == {name: errno for name, (_, _, errno) in DENIED.items()}
+    answers = dict(zip(REFUSALS, map(int, output.stdout.split()), strict=True))
+    assert answers == {name: errno for name, (_, _, errno) in REFUSALS.items()}
 
 
 async def test_the_same_probe_gets_other_answers_without_the_filter(probe: str) -> None:
@@ -259,34 +235,6 @@ async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Bo
         assert sockets <= 6, "the listener, the loop's and the reaper's own pair, a connection from the host"
 
 
-async def test_root_inside_cannot_change_the_limits_of_pid_1(host_box: Box) -> None:
-    code = """
-import resource
-for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_NPROC):
-    try:
-        resource.prlimit(1, kind, (5, 5))
-    except PermissionError:
-        print("refused")
-resource.prlimit(0, resource.RLIMIT_NOFILE, (50, 50))
-"""
-    assert await python(host_box, code) == "refused\nrefused\nrefused"
-
-
-async def test_neighbours_share_no_device_to_lock_or_watch(neighbours: tuple[Box, Box]) -> None:
-    one, other = neighbours
-    for path in ("/dev/null", "/dev", "/proc/acpi", "/sys/firmware"):
-        async with one.link.operation(Exec(argv=["flock", path, "sh", "-c", "echo held; sleep 60"])) as connection:
-            assert (await connection.next_frame()).payload == b"held\n"
-            assert (await one.sh(f"flock -n {path} true")).done.exit_code == 1, "the lock is one"
-            assert (await other.sh(f"flock -n {path} true")).done.exit_code == 0, path
-    inodes = {await box.text("stat -c %d:%i /dev/null") for box in neighbours}
-    assert len(inodes) == 2
-
-
-async def test_locks_of_others_are_not_listed(neighbours: tuple[Box, Box]) -> None:
-    assert await neighbours[0].text("cat /proc/locks") == ""
-
-
 async def test_one_sandboxs_environment_is_not_in_the_memory_of_the_next(machine: Machine) -> None:
     canary = "canary-" + os.urandom(12).hex()
     secret = await machine.create("secretive", image="busybox", env={"API_KEY": canary})
@@ -307,8 +255,3 @@ def memory_of(pid: int) -> bytes:
                 memory.seek(start)
                 content += memory.read(end - start)
     return content
-
-
-async def test_asynchronous_io_of_the_whole_machine_is_out_of_reach(host_box: Box, probe: str) -> None:
-    output = await host_box.run("python3", "-c", probe, stdin=b"206 4096 0\n")
-    assert output.stdout == b"1\n"

@@ -25,19 +25,12 @@ async def small(machine: Machine) -> AsyncIterator[Box]:
     await machine.destroy(live)
 
 
-async def test_a_memory_hog_is_killed_and_the_agent_is_not(small: Box, machine: Machine) -> None:
+async def test_a_memory_hog_is_killed_and_counted(small: Box, machine: Machine) -> None:
     output = await small.run("python3", "-c", "x = bytearray(200 * 2**20)")
     assert output.done.exit_code == 137
-    assert await small.text("echo alive") == "alive"
     usage = await machine.engine.usage(small.live)
     assert usage.oom_kills >= 1
     assert usage.memory < SMALL.memory
-
-
-async def test_many_small_hogs_do_not_take_the_agent_with_them(small: Box) -> None:
-    hog = "x = bytearray(12 * 2**20); import time; time.sleep(60)"
-    await small.sh(f'for i in 1 2 3 4 5 6 7 8 9 10 11 12; do python3 -c "{hog}" & done; wait', timeout=3)
-    assert await small.text("echo alive") == "alive"
 
 
 FILL = """
@@ -65,14 +58,6 @@ async def test_processes_run_out_with_a_typed_error_and_come_back(small: Box, ma
             break
         except LimitReachedError:
             await asyncio.sleep(0.01)
-
-
-async def test_cpu_is_held_to_its_share(small: Box, machine: Machine) -> None:
-    before = (await machine.engine.usage(small.live)).cpu_seconds
-    output = await small.sh("while :; do :; done", timeout=1)
-    used = (await machine.engine.usage(small.live)).cpu_seconds - before
-    assert output.done.timed_out
-    assert used / output.done.duration < SMALL.cpus * 1.4
 
 
 async def test_freezing_stops_time_and_thawing_goes_on(host_box: Box, machine: Machine) -> None:

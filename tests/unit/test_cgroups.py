@@ -47,7 +47,9 @@ def unified() -> Iterator[CgroupsV2]:
     """The real version 2 hierarchy; where version 1 has the controllers it can still clone, freeze and tell."""
     mount = parse_mounts(Path("/proc/mounts").read_text()).v2
     assert mount, "this machine has no cgroup2 mounted"
-    yield CgroupsV2(mount, controllers=())
+    cgroups = CgroupsV2(mount, controllers=())
+    yield cgroups
+    cgroups.close()
 
 
 def test_a_child_is_cloned_into_its_group_frozen_thawed_and_the_group_removed(unified: CgroupsV2) -> None:
@@ -114,6 +116,7 @@ def test_everyone_in_a_group_of_the_machine_is_killed() -> None:
     zygote.close()
     while not cgroups.remove("test-kill-all"):
         pass
+    cgroups.close()
 
 
 def join_and_wait(fds: list[int]) -> NoReturn:
@@ -145,3 +148,5 @@ def test_limit_files_of_version_2(tmp_path: Path) -> None:
     assert written == {"memory.max": "67108864", "memory.swap.max": "0", "pids.max": "32", "cpu.max": "50000 100000"}
     usage = groups.usage("box")
     assert (usage.cpu_seconds, usage.memory, usage.processes, usage.oom_kills) == (1.5, 4096, 3, 2)
+    groups.close()
+    groups.close()

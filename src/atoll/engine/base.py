@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -48,6 +49,13 @@ class LiveSandbox:
     pidfd: int | None
     keeper: int | None = None
 
+    def release(self) -> None:
+        """Hold it no longer. It runs on, if it was told to. Twice is fine."""
+        for fd in (self.pidfd, self.keeper):
+            if fd is not None:
+                os.close(fd)
+        self.pidfd = self.keeper = None
+
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a sandbox has used so far, and uses now."""
@@ -83,6 +91,10 @@ class Engine(Protocol):
 
     async def adopt(self, left: LiveSandbox) -> LiveSandbox | None:
         """Take over a sandbox that another process left, by what that one recorded; None if it has ended."""
+        ...
+
+    async def settle(self, known: Iterable[LiveSandbox]) -> None:
+        """Return when what earlier processes left half-made has ended. What else may be running is `known`."""
         ...
 
     async def stop(self, sandbox: LiveSandbox) -> None:

@@ -71,6 +71,7 @@ class ErrorCode(StrEnum):
     ADDRESS_NOT_USABLE = "ADDRESS_NOT_USABLE"
     SERVER_NOT_REACHABLE = "SERVER_NOT_REACHABLE"
     SERVER_LOST = "SERVER_LOST"
+    STATE_DIRECTORY_IN_USE = "STATE_DIRECTORY_IN_USE"
     # We are wrong.
     NURSERY_FAILED = "NURSERY_FAILED"
     INTERNAL_ERROR = "INTERNAL_ERROR"
@@ -264,12 +265,30 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.ADDRESS_NOT_USABLE: HostError,
     ErrorCode.SERVER_NOT_REACHABLE: ServerLostError,
     ErrorCode.SERVER_LOST: ServerLostError,
+    ErrorCode.STATE_DIRECTORY_IN_USE: HostError,
 }
 
 
 def error(code: ErrorCode, message: str, *, remedy: str = "", **context: str | int | float | bool | None) -> AtollError:
     """The error for `code`, of the class a caller would catch."""
     return _CLASSES.get(code, InternalError)(message, code=code, context=context, remedy=remedy)
+
+
+def cannot_write(path: str, cause: OSError) -> AtollError:
+    """What to tell when something of the state directory could not be made or written."""
+    if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        return error(
+            ErrorCode.NO_SPACE,
+            f"no space is left to write {path}",
+            remedy="Free some space on the disk that holds it, or destroy sandboxes.",
+            path=path,
+        )
+    return error(
+        ErrorCode.STATE_DIRECTORY_UNUSABLE,
+        f"{path} cannot be written: {cause.strerror}",
+        remedy="Check the state directory, remove what is in the way, or choose another.",
+        path=path,
+    )
 
 
 def from_body(body: ErrorBody) -> AtollError:

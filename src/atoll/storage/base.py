@@ -21,6 +21,10 @@ class Storage(Protocol):
         """The disk and everything on it. Twice is fine."""
         ...
 
+    def names(self) -> set[str]:
+        """Whose disks are there, also those that were not finished."""
+        ...
+
     def used(self, sandbox: SandboxId) -> int:
         """Bytes in use."""
         ...

@@ -7,8 +7,9 @@ import fcntl
 import os
 import struct
 
+ROOT_OF_SUBVOLUME = 256  # its inode number, in every subvolume
+
 _READ, _WRITE = 2, 1
-_ROOT_OF_SUBVOLUME = 256  # its inode number, in every subvolume
 _QUOTA_ENABLE, _QUOTA_ENABLE_SIMPLE = 1, 4
 _LIMIT_REFERENCED = 1
 
@@ -60,7 +61,7 @@ def grow_to_device(root: int) -> None:
 
 def id_of(subvolume: int) -> int:
     """The number of the subvolume, which is also that of its quota."""
-    answer = bytearray(struct.pack("QQ4080x", 0, _ROOT_OF_SUBVOLUME))
+    answer = bytearray(struct.pack("QQ4080x", 0, ROOT_OF_SUBVOLUME))
     fcntl.ioctl(subvolume, _INODE_LOOKUP, answer)
     return int(struct.unpack_from("Q", answer)[0])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId
 
 
@@ -14,7 +14,10 @@ class DirectoryStorage:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as cause:
+            raise cannot_write(str(root), cause) from cause
 
     def create(self, sandbox: SandboxId, size: int) -> Path:
         disk = self._root / sandbox
@@ -22,6 +25,8 @@ class DirectoryStorage:
             disk.mkdir(mode=0o700)
         except FileExistsError as cause:
             raise already_exists(sandbox) from cause
+        except OSError as cause:
+            raise cannot_write(str(disk), cause) from cause
         return disk
 
     def remove(self, sandbox: SandboxId) -> None:
@@ -33,6 +38,9 @@ class DirectoryStorage:
             raise error(
                 ErrorCode.STATE_DIRECTORY_UNUSABLE, message, remedy="Look at what is left there, and remove it."
             )
+
+    def names(self) -> set[str]:
+        return {path.name for path in self._root.iterdir() if path.is_dir() and not path.is_symlink()}
 
     def used(self, sandbox: SandboxId) -> int:
         files = (path.lstat() for path in (self._root / sandbox).rglob("*"))

@@ -5,7 +5,9 @@ Rules:
    the same bytes and destroy it; so devices are looked up by their file, under a lock, and never attached twice.
 2. The sum of all disks never exceeds the pool times `overcommit`. At 1 every byte of every disk is certain; few
    sandboxes use what they may, so the default lets more of them in.
-3. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
+3. Programs that change devices, mounts or the pool's file inherit the lock: when we are killed, they go on without us,
+   and whoever comes next waits for them.
+4. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId
 from atoll.storage import btrfs
 from atoll.storage.base import Storage
@@ -31,6 +33,9 @@ OPTIONS = "nosuid,nodev,noatime,discard=async"
 SIZE_ATTRIBUTE = "user.atoll.size"  # on a disk's top directory, which sandboxes do not see
 SHARE_OF_FREE_SPACE = 0.8
 OVERCOMMIT = 10.0
+RESERVE = 32 * 2**20  # with less than that free on the host, the pool's file soon cannot grow, and btrfs gives up
+SECTOR = 512
+ATTACH_ATTEMPTS = 20
 MIN_POOL = 256 * 2**20  # what mkfs.btrfs wants, and a little more
 
 
@@ -55,13 +60,13 @@ class PoolStorage:
         self._overcommit = overcommit
         self._file = state / "pool.btrfs"
         self._mount = state / "disks"
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._mount.mkdir(mode=0o700, exist_ok=True)
-        with machine_lock():
-            self._open_pool(size)
-        self._root = os.open(self._mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        btrfs.enable_quota(self._root)
-        self._sizes = {entry.name: read_size(entry.path) for entry in os.scandir(self._mount) if entry.is_dir()}
+        try:
+            self._mount.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as cause:
+            raise cannot_write(str(self._mount), cause) from cause
+        with machine_lock() as lock:
+            self._open_pool(size, lock)
+        self._sizes = {name: read_size(self._mount / name) for name in self.names()}
 
     @property
     def size(self) -> int:
@@ -77,11 +82,14 @@ class PoolStorage:
         except FileExistsError as cause:
             raise already_exists(sandbox) from cause
         except OSError as cause:
-            self.remove(sandbox)
+            with suppress(AtollError):  # then the next to open the pool removes it
+                self.remove(sandbox)
             raise self._failure(cause) from cause
         return disk
 
     def _admit(self, size: int) -> None:
+        if shutil.disk_usage(self._file.parent).free < RESERVE:
+            raise self._full()
         committed, promised = sum(self._sizes.values()), int(self.size * self._overcommit)
         if committed + size > promised:
             raise error(
@@ -93,9 +101,17 @@ class PoolStorage:
             )
 
     def remove(self, sandbox: SandboxId) -> None:
-        with suppress(FileNotFoundError):
+        try:
             btrfs.destroy_subvolume(self._root, sandbox)
+        except FileNotFoundError:
+            pass
+        except OSError as cause:
+            raise self._failure(cause) from cause
         self._sizes.pop(sandbox, None)
+
+    def names(self) -> set[str]:
+        with os.scandir(self._mount) as entries:
+            return {entry.name for entry in entries if entry.stat().st_ino == btrfs.ROOT_OF_SUBVOLUME}
 
     def used(self, sandbox: SandboxId) -> int:
         """As the kernel counts it for the quota, with what it has not written to the pool yet left out."""
@@ -108,8 +124,11 @@ class PoolStorage:
     def close(self) -> None:
         """Unmount. While sandboxes run, the file system lives on with them, and the next to open it finds it so."""
         os.close(self._root)
-        with machine_lock():
-            subprocess.run(["umount", self._mount], check=False, stderr=subprocess.DEVNULL)
+        with machine_lock() as lock:
+            self._unmount(lock)
+
+    def _unmount(self, lock: int) -> None:
+        subprocess.run(["umount", self._mount], check=False, stderr=subprocess.DEVNULL, pass_fds=[lock])
 
     def _set_up(self, disk: Path, size: int) -> None:
         fd = os.open(disk, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -120,53 +139,80 @@ class PoolStorage:
         finally:
             os.close(fd)
 
-    def _open_pool(self, size: int | None) -> None:
+    def _open_pool(self, size: int | None, lock: int) -> None:
         if not self._file.exists():
-            make_pool(self._file, size or default_size(self._file.parent))
-        device = find_device(self._file) or attach(self._file)
-        if not self._mount.is_mount():
+            make_pool(self._file, size or default_size(self._file.parent), lock)
+        with attached(self._file, lock) as device:
             try:
-                run("mount", "-t", "btrfs", "-o", OPTIONS, device, str(self._mount), otherwise=self._damaged)
+                if not self._mount.is_mount():
+                    command = ("mount", "-t", "btrfs", "-o", OPTIONS, device, str(self._mount))
+                    run(*command, otherwise=self._damaged, lock=lock)
             finally:
-                # Detached when the last mount of it goes, whoever holds that; at once, if it could not be mounted.
-                run("losetup", "--detach", device, otherwise=self._damaged)
-        if size and size > self.size:
-            self._grow(device, size)
+                # Detached when the last mount of it goes, whoever holds that; at once, if it could not be mounted. Said
+                # also of one that was mounted already: who mounted it may have been killed before coming here.
+                run("losetup", "--detach", device, otherwise=self._damaged, lock=lock)
+        self._root = os.open(self._mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            btrfs.enable_quota(self._root)
+            self._grow(device, size or 0, lock)
+        except BaseException as cause:
+            os.close(self._root)
+            self._unmount(lock)
+            if isinstance(cause, OSError) and not isinstance(cause, AtollError):
+                raise self._failure(cause) from cause
+            raise
         (members,) = Path("/sys/fs/btrfs").glob(f"*/devices/{Path(device).name}")
         self._counters = members.parents[1] / "qgroups"
 
-    def _grow(self, device: str, size: int) -> None:
-        os.truncate(self._file, size)
-        run("losetup", "--set-capacity", device, otherwise=self._damaged)
-        fd = os.open(self._mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        btrfs.grow_to_device(fd)
-        os.close(fd)
+    def _grow(self, device: str, size: int, lock: int) -> None:
+        """To `size`, and what was not finished when somebody was killed who did this."""
+        if size > self.size:
+            os.truncate(self._file, size)
+        if self.size // SECTOR > int(Path(f"/sys/block/{Path(device).name}/size").read_text()):
+            run("losetup", "--set-capacity", device, otherwise=self._damaged, lock=lock)
+        btrfs.grow_to_device(self._root)
 
     def _damaged(self, said: str) -> AtollError:
         return error(
             ErrorCode.POOL_DAMAGED,
-            f"the pool {self._file} cannot be mounted: {said}",
+            f"the pool {self._file} cannot be used: {said}",
             remedy=f"Look at it with `btrfs check {self._file}`; to start with an empty one, move the file away.",
             path=str(self._file),
         )
 
     def _failure(self, cause: OSError) -> AtollError:
-        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        if cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return self._full()
+        if cause.errno == errno.EROFS:
             return error(
-                ErrorCode.NO_SPACE,
-                f"the disk that holds {self._file} is full",
-                remedy="Free some space on it, or destroy sandboxes.",
+                ErrorCode.POOL_DAMAGED,
+                f"the kernel lets nobody write to the pool {self._file} any more",
+                remedy="Its log (dmesg) says why; often the disk that holds the file was full. Free some space, stop "
+                "every sandbox, and open the state directory again.",
+                path=str(self._file),
             )
         return self._damaged(str(cause))
 
+    def _full(self) -> AtollError:
+        return error(
+            ErrorCode.NO_SPACE,
+            f"the disk that holds {self._file} has no room for more",
+            remedy="Free some space on it, or destroy sandboxes.",
+            path=str(self._file),
+        )
+
 
 @contextmanager
-def machine_lock() -> Iterator[None]:
-    LOCK.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def machine_lock() -> Iterator[int]:
+    """Yields the descriptor that holds it, for programs to inherit."""
+    try:
+        LOCK.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as cause:
+        raise cannot_write(str(LOCK), cause) from cause
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+        yield fd
     finally:
         os.close(fd)
 
@@ -175,14 +221,15 @@ def default_size(directory: Path) -> int:
     return max(MIN_POOL, int(shutil.disk_usage(directory).free * SHARE_OF_FREE_SPACE))
 
 
-def make_pool(file: Path, size: int) -> None:
+def make_pool(file: Path, size: int, lock: int) -> None:
     """A new pool appears whole or not at all."""
     work = file.with_suffix(".new")
     try:
+        work.unlink(missing_ok=True)  # left by somebody who was killed
         with work.open("wb") as new:
             new.truncate(max(size, MIN_POOL))
         work.chmod(0o600)
-        run("mkfs.btrfs", "--quiet", "--force", str(work), otherwise=_cannot_make)
+        run("mkfs.btrfs", "--quiet", "--force", str(work), otherwise=_cannot_make, lock=lock)
         work.rename(file)
     except OSError as cause:
         raise _cannot_make(str(cause)) from cause
@@ -198,20 +245,40 @@ def find_device(file: Path) -> str | None:
     return shown.stdout.split()[0] if shown.stdout.split() else None
 
 
-def attach(file: Path) -> str:
+@contextmanager
+def attached(file: Path, lock: int) -> Iterator[str]:
+    """A loop device that has this file, and keeps it while this lasts."""
+    for _ in range(ATTACH_ATTEMPTS):
+        device = find_device(file) or attach(file, lock)
+        # One whose last mount is going may be detached until it is open, and then cannot be opened, or is another's.
+        try:
+            held = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            if find_device(file) == device:
+                yield device
+                return
+        finally:
+            os.close(held)
+    raise _cannot_attach(f"{device} is detached again and again")
+
+
+def attach(file: Path, lock: int) -> str:
     # Without direct I/O every byte would be cached twice.
-    return run("losetup", "--find", "--show", "--direct-io=on", str(file), otherwise=_cannot_attach).strip()
+    command = ("losetup", "--find", "--show", "--direct-io=on", str(file))
+    return run(*command, otherwise=_cannot_attach, lock=lock).strip()
 
 
-def read_size(disk: str) -> int:
+def read_size(disk: Path) -> int:
     try:
         return int(os.getxattr(disk, SIZE_ATTRIBUTE))
     except OSError:  # made, and its maker killed before it could say how large
         return 0
 
 
-def run(*command: str, otherwise: Callable[[str], AtollError]) -> str:
-    shown = subprocess.run(command, capture_output=True, text=True)
+def run(*command: str, otherwise: Callable[[str], AtollError], lock: int) -> str:
+    shown = subprocess.run(command, capture_output=True, text=True, pass_fds=[lock])
     if shown.returncode:
         raise otherwise(shown.stderr.strip())
     return shown.stdout

@@ -1,25 +1,32 @@
 """Everything of one state directory put together: images, disks and an engine make sandboxes.
 
-state/     images/  pool.btrfs  disks/ID/  records/ID.json      survives a reboot
-runtime/   agents/*.sock  nursery.log               does not
+state/     lock  images/  pool.btrfs  disks/ID/  records/ID.json      survives a reboot
+runtime/   agents/*.sock  nursery.log                     does not
+
+A state directory is one machine's, from its making to its close; the next sets right what a killed one left there, as
+soon as it is entered (`async with`).
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec
 from atoll.engine.native.engine import NativeEngine
+from atoll.engine.native.preflight import check_machine
 from atoll.images.catalog import ImageCatalog
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
+from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
+from atoll.supervisor.reconcile import Findings, reconcile
+from atoll.supervisor.records import Records, SandboxRecord
+from atoll.supervisor.state_lock import StateLock
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,19 +46,6 @@ ENV = {
 }
 
 
-class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a sandbox. `image_state` says on which contents of the image it was made."""
-
-    id: SandboxId
-    image: str
-    image_state: str
-    limits: Limits
-    created_at: datetime
-    process: ProcessIdentity
-    uid_base: int
-    agent_socket: str
-
-
 class Machine:
     """Makes and destroys sandboxes on this machine."""
 
@@ -65,19 +59,40 @@ class Machine:
         storage: Storage | None = None,
     ) -> None:
         state, runtime = state.absolute(), runtime.absolute()
-        self.engine: Engine = engine or NativeEngine(state, runtime)
-        self.images = images or ImageCatalog(state / "images")
-        self.storage: Storage = storage or open_storage(state)
-        self._records = state / "records"
-        self._records.mkdir(mode=0o700, exist_ok=True)
-        self.images.forget({record.image_state for record in self.records()})
+        if engine is None:
+            check_machine()  # before anything is made
+        with ExitStack() as undo:
+            self._lock = StateLock(state)
+            undo.callback(self._lock.release)
+            self.images = images or ImageCatalog(state / "images")
+            self.storage: Storage = storage or open_storage(state)
+            undo.callback(self.storage.close)
+            self._records = Records(state / "records", has_disks=bool(self.storage.names()))
+            self.engine: Engine = engine or NativeEngine(state, runtime)
+            undo.pop_all()
+        self.findings = Findings()
 
     async def __aenter__(self) -> Machine:
+        """Set right what an earlier machine left here; `findings` then says what that was."""
+        try:
+            self.findings = await reconcile(self._records, self.storage, self.engine)
+            if not self.findings.damaged:  # what is damaged may be on any state of an image
+                self.images.forget({record.image_state for record in self.records()})
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
-        await self.engine.close()
-        self.storage.close()
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of everything. Sandboxes run on."""
+        try:
+            await self.engine.close()
+            self.storage.close()
+        finally:
+            self._lock.release()
 
     async def create(
         self,
@@ -90,14 +105,15 @@ class Machine:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
         name, accepted = parse_sandbox_id(sandbox_id), parse_limits(limits)
         check_environment(env or {})
+        if self._records.exists(name):
+            raise already_exists(name)
         rootfs = self.images.resolve(image)
         disk = self.storage.create(name, accepted.disk)
         try:
             spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {}))
             sandbox = await self.engine.start(spec)
             try:
-                self._write_record(sandbox, rootfs, accepted)
-                await self.engine.keep(sandbox)
+                await self._put_on_record(sandbox, rootfs, accepted)
             except BaseException:
                 await self.engine.stop(sandbox)
                 raise
@@ -109,14 +125,16 @@ class Machine:
     async def adopt(self, sandbox_id: str) -> LiveSandbox:
         """A sandbox that is running already, whoever made it."""
         name = parse_sandbox_id(sandbox_id)
-        if not self._record_path(name).exists():
+        try:
+            left = self._records.read(name).to_live()
+        except FileNotFoundError as cause:
             raise error(
                 ErrorCode.SANDBOX_NOT_FOUND,
                 f"there is no sandbox {name!r}",
                 remedy="Check the id, or create it.",
                 sandbox=name,
-            )
-        live = await self.engine.adopt(self._left(name))
+            ) from cause
+        live = await self.engine.adopt(left)
         if live is None:
             raise error(
                 ErrorCode.SANDBOX_NOT_RUNNING,
@@ -129,56 +147,27 @@ class Machine:
     async def remove(self, sandbox_id: str) -> None:
         """Destroy a sandbox by its id, running or not. Twice is fine."""
         name = parse_sandbox_id(sandbox_id)
-        if self._record_path(name).exists():
-            live = await self.engine.adopt(self._left(name))
-            if live:
-                await self.engine.stop(live)
-        self._forget(name)
+        with suppress(FileNotFoundError):
+            record = self._records.read_to_remove(name)
+            live = await self.engine.adopt(record.to_live())
+            await self.destroy(live or record.to_live())
 
     async def destroy(self, sandbox: LiveSandbox) -> None:
         """End it and remove everything of it. Twice is fine, also when its id has a new owner in the meantime."""
-        if sandbox.pidfd is None and self._owner(sandbox.id) != sandbox.process:
-            return
+        if self._owner(sandbox.id) == sandbox.process:
+            self._records.begin_removal(sandbox.id)
         await self.engine.stop(sandbox)
-        self._forget(sandbox.id)
+        if self._owner(sandbox.id) == sandbox.process:  # still: others may have been quicker, and made a new one
+            self._forget(sandbox.id)
 
     def record(self, sandbox_id: SandboxId) -> SandboxRecord:
-        path = self._record_path(sandbox_id)
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=SandboxRecord)
-        except msgspec.MsgspecError as cause:
-            raise error(
-                ErrorCode.STATE_DIRECTORY_UNUSABLE,
-                f"the record {path} is damaged: {cause}",
-                remedy="Remove the file; the sandbox's disk stays, and can be removed by hand.",
-                path=str(path),
-            ) from cause
-
-    def _left(self, sandbox_id: SandboxId) -> LiveSandbox:
-        record = self.record(sandbox_id)
-        return LiveSandbox(
-            id=record.id,
-            process=record.process,
-            uid_base=record.uid_base,
-            agent_socket=Path(record.agent_socket),
-            pidfd=None,
-        )
-
-    def _forget(self, sandbox_id: SandboxId) -> None:
-        # The record goes last: while it is there, somebody can ask for this again.
-        self.storage.remove(sandbox_id)
-        self._record_path(sandbox_id).unlink(missing_ok=True)
-
-    def _owner(self, sandbox_id: SandboxId) -> ProcessIdentity | None:
-        try:
-            return self.record(sandbox_id).process
-        except FileNotFoundError:
-            return None
+        return self._records.read(sandbox_id)
 
     def records(self) -> list[SandboxRecord]:
-        return [self.record(SandboxId(path.stem)) for path in self._records.glob("*.json")]
+        return self._records.created()
 
-    def _write_record(self, sandbox: LiveSandbox, rootfs: Rootfs, limits: Limits) -> None:
+    async def _put_on_record(self, sandbox: LiveSandbox, rootfs: Rootfs, limits: Limits) -> None:
+        """A kill before the end of this undoes the creation, one after it changes nothing."""
         record = SandboxRecord(
             id=sandbox.id,
             image=rootfs.image,
@@ -189,18 +178,17 @@ class Machine:
             uid_base=sandbox.uid_base,
             agent_socket=str(sandbox.agent_socket),
         )
-        path = self._record_path(sandbox.id)
-        temporary = path.with_suffix(".new")
-        try:
-            temporary.write_bytes(msgspec.json.encode(record))
-            temporary.replace(path)
-        except OSError as cause:
-            raise error(
-                ErrorCode.STATE_DIRECTORY_UNUSABLE,
-                f"the record {path} cannot be written: {cause.strerror}",
-                remedy="Check the state directory and its free space.",
-                path=str(path),
-            ) from cause
+        self._records.begin(record)
+        await self.engine.keep(sandbox)
+        self._records.commit(sandbox.id)
 
-    def _record_path(self, sandbox_id: SandboxId) -> Path:
-        return self._records / f"{sandbox_id}.json"
+    def _forget(self, sandbox_id: SandboxId) -> None:
+        self._records.begin_removal(sandbox_id)
+        self.storage.remove(sandbox_id)
+        self._records.forget(sandbox_id)
+
+    def _owner(self, sandbox_id: SandboxId) -> ProcessIdentity | None:
+        try:
+            return self._records.read_to_remove(sandbox_id).process
+        except FileNotFoundError:
+            return None

@@ -73,12 +73,16 @@ class Cgroups(Protocol):
         ...
 
     def kill(self, name: str) -> None:
-        """Every process of the group."""
+        """Every process of the group. One that is gone is fine."""
         ...
 
     def names(self) -> list[str]: ...
     def remove(self, name: str) -> bool:
         """False if it must be tried again: somebody is still in it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the trees. Groups stay. Twice is fine."""
         ...
 
 
@@ -190,12 +194,15 @@ class CgroupsV1:
         return event
 
     def kill(self, name: str) -> None:
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, FileNotFoundError):
             self.freeze(name)  # or they would multiply faster than they are counted
-        for pid in _read(self._roots["freezer"], f"{name}/cgroup.procs").split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        self.thaw(name)
+        for tree in self._trees:  # of which some may be removed already
+            with suppress(FileNotFoundError):
+                for pid in _read(tree, f"{name}/cgroup.procs").split():
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+        with suppress(FileNotFoundError):
+            self.thaw(name)
 
     def names(self) -> list[str]:
         return sorted({name for tree in self._trees for name in _directories(tree)})
@@ -203,6 +210,11 @@ class CgroupsV1:
     def remove(self, name: str) -> bool:
         remaining = [tree for tree in self._trees if not _remove(tree, name)]
         return not remaining
+
+    def close(self) -> None:
+        self._trees.clear()
+        while self._roots:
+            os.close(self._roots.popitem()[1])
 
 
 class CgroupsV2:
@@ -264,13 +276,19 @@ class CgroupsV2:
         return watch_files([file for file in files if os.path.exists(file)])
 
     def kill(self, name: str) -> None:
-        _write(self._root, f"{name}/cgroup.kill", 1)
+        with suppress(FileNotFoundError):
+            _write(self._root, f"{name}/cgroup.kill", 1)
 
     def names(self) -> list[str]:
         return sorted(_directories(self._root))
 
     def remove(self, name: str) -> bool:
         return _remove(self._root, name)
+
+    def close(self) -> None:
+        fd, self._root = self._root, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def quota(cpus: float) -> int:

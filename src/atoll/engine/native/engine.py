@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,15 @@ from atoll.agent.process_tree import parse_stat
 from atoll.engine.base import Event, EventKind, LiveSandbox, ProcessIdentity, SandboxSpec, Usage
 from atoll.engine.native import orders
 from atoll.engine.native.cgroups import Cgroups, Resources, group_name, open_cgroups
-from atoll.engine.native.nursery_process import Delivery, NurseryGone, NurseryProcess, ended, make_private_directory
+from atoll.engine.native.nursery_process import (
+    ANSWER_SECONDS,
+    Delivery,
+    NurseryGone,
+    NurseryProcess,
+    ended,
+    is_in_use,
+    make_private_directory,
+)
 from atoll.engine.native.orders import KEEP
 from atoll.engine.native.preflight import check_machine
 from atoll.engine.native.watch import Watch
@@ -26,6 +34,7 @@ EMBRYOS = 2
 NURSERY = ("-m", "atoll.engine.native.nursery")
 LAUNCH_ATTEMPTS = 3
 OOM_LOOKS, OOM_PAUSE_SECONDS = 10, 0.002
+SETTLE_SECONDS, SETTLE_PAUSE_SECONDS = 2.0, 0.005
 
 
 class NativeEngine:
@@ -52,6 +61,7 @@ class NativeEngine:
         self._state = state
         self._runtime = runtime
         self._sockets = runtime / "agents"
+        self._log = runtime / "nursery.log"
         self._names = {state: "state", self._sockets: "agents"}
         self._names |= {path: f"exposed-{index}" for index, path in enumerate(exposed)}
         for directory in (state, runtime, self._sockets):
@@ -104,6 +114,23 @@ class NativeEngine:
             return None
         return replace(left, pidfd=pidfd, keeper=None)
 
+    async def settle(self, known: Iterable[LiveSandbox]) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await _until_not(is_in_use, self._log)
+        except TimeoutError as cause:
+            raise error(
+                ErrorCode.NURSERY_FAILED,
+                f"an earlier nursery in {self._runtime} does not end",
+                remedy=f"Look with `fuser {self._log}` for a process that was stopped, and end it.",
+            ) from cause
+        # One that still answers after a while was told to live on; that nobody knows it must have another reason.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                for path in set(self._sockets.iterdir()) - {sandbox.agent_socket for sandbox in known}:
+                    await _until_not(answers, path)
+                    path.unlink(missing_ok=True)
+
     async def _launch(self, spec: SandboxSpec) -> Delivery:
         """Ask the nursery; and the next one, if it was gone before it could hear us."""
         for _ in range(LAUNCH_ATTEMPTS):
@@ -126,10 +153,7 @@ class NativeEngine:
             signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
         await self.thaw(sandbox)  # on version 1 the frozen do not even die
         await self.wait(sandbox)
-        for fd in (sandbox.pidfd, sandbox.keeper):
-            if fd is not None:
-                os.close(fd)
-        sandbox.pidfd = sandbox.keeper = None
+        sandbox.release()
         # The nursery does this as well; unless it died.
         sandbox.agent_socket.unlink(missing_ok=True)
         self._cgroups.remove(group_name(sandbox.uid_base))
@@ -216,6 +240,7 @@ class NativeEngine:
         if self._nursery:
             await self._nursery.close()
             self._nursery = None
+        self._cgroups.close()
 
     async def _running_nursery(self) -> NurseryProcess:
         async with self._starting:
@@ -224,9 +249,9 @@ class NativeEngine:
                 self._nursery = None
             if self._nursery is None:
                 exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
-                root, log = self._runtime / "nursery", self._runtime / "nursery.log"
+                root = self._runtime / "nursery"
                 opening = orders.Opening(runtime=str(root), exposures=exposures, embryos=self._embryos)
-                self._nursery = await NurseryProcess.start(self._nursery_program, opening, log)
+                self._nursery = await NurseryProcess.start(self._nursery_program, opening, self._log)
             return self._nursery
 
     def _translate(self, overlay: Overlay) -> Overlay:
@@ -248,6 +273,27 @@ def _not_running(sandbox: LiveSandbox) -> AtollError:
         remedy="Start it again; its files are kept.",
         sandbox=sandbox.id,
     )
+
+
+def answers(agent_socket: Path) -> bool:
+    """Whether somebody listens there."""
+    directory = os.open(agent_socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            probe.connect(f"/proc/self/fd/{directory}/{agent_socket.name}")  # of a length that always fits
+    except BlockingIOError:  # so many want to connect that there must be somebody
+        return True
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    finally:
+        os.close(directory)
+    return True
+
+
+async def _until_not(holds: Callable[[Path], bool], path: Path) -> None:
+    while holds(path):  # noqa: ASYNC110 (other processes change that, and tell nobody)
+        await asyncio.sleep(SETTLE_PAUSE_SECONDS)
 
 
 def required_cgroups() -> Cgroups:

@@ -117,8 +117,7 @@ def make_dev(userns: int) -> int:
         files.make_read_only()
     finally:
         files.close()
-    attributes = MountAttribute.READ_ONLY | MountAttribute.NOEXEC
-    syscalls.mount_setattr(tree, attributes | MountAttribute.IDMAP | MountAttribute.NOSUID, userns)
+    idmap(tree, userns, MountAttribute.READ_ONLY | MountAttribute.NOEXEC | MountAttribute.NOSUID)
     return tree
 
 
@@ -173,11 +172,15 @@ def open_idmapped(path: str, userns: int, attributes: MountAttribute) -> int:
     """The directory at `path` as a detached mount, every file shown as its owner in the user namespace."""
     tree = syscalls.open_tree(path)
     try:
-        syscalls.mount_setattr(tree, attributes | MountAttribute.IDMAP | MountAttribute.NOSUID, userns)
+        idmap(tree, userns, attributes | MountAttribute.NOSUID)
     except OSError:
         os.close(tree)
         raise
     return tree
+
+
+def idmap(tree: int, userns: int, attributes: MountAttribute) -> None:
+    syscalls.mount_setattr(tree, attributes | MountAttribute.IDMAP, userns)
 
 
 def make_stage(overlays: tuple[Overlay, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import signal
 import socket
@@ -58,6 +59,7 @@ class NurseryProcess:
         ours.setblocking(False)
         make_private_directory(Path(opening.runtime))
         with theirs, log.open("wb") as stderr:
+            fcntl.flock(stderr, fcntl.LOCK_SH)  # the nursery inherits it, and so shows for how long it lives
             command = [sys.executable, "-I", "-X", "utf8", *program, str(theirs.fileno())]
             try:
                 process = subprocess.Popen(
@@ -212,6 +214,16 @@ class NurseryProcess:
             remedy=f"Try again; it is started anew. Its log is {self._log}.",
             log=log,
         )
+
+
+def is_in_use(log: Path) -> bool:
+    """Whether a nursery that writes to `log` lives, or a child of it that is too young to have a name."""
+    with log.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def start_error(answer: orders.Stillborn) -> AtollError:

@@ -59,6 +59,10 @@ class UidRanges:
         finally:
             os.close(holder)
 
+    def close(self) -> None:
+        """Ranges stay with whoever holds them."""
+        os.close(self._directory)
+
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self._name, flags, 0o600, dir_fd=self._directory)

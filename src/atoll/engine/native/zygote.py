@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from atoll.engine.native import syscalls
@@ -43,10 +44,12 @@ class Zygote:
     def clone(self, uid: int, fds: list[int], cgroup: int | None) -> tuple[int, int]:
         """A new child, made by user `uid`, in a control group of version 2 if one is given: its pid, and a pidfd."""
         sent = fds if cgroup is None else [cgroup, *fds]
-        socket.send_fds(self._channel, [_REQUEST.pack(uid, cgroup is not None)], sent)
-        answer = self._channel.recv(_CLONED.size)
+        answer = b""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._channel, [_REQUEST.pack(uid, cgroup is not None)], sent)
+            answer = self._channel.recv(_CLONED.size)
         if not answer:
-            raise SystemExit("the zygote was killed")
+            raise SystemExit("the zygote was killed")  # a nursery without one is of no use
         pid, number = _CLONED.unpack(answer)
         if number:
             raise OSError(number, os.strerror(number))

@@ -1,0 +1,14 @@
+"""Every attack there is."""
+
+from __future__ import annotations
+
+from atoll.attacks import files, neighbours, processes, resources, system_calls
+from atoll.attacks.record import Attack
+
+ATTACKS: tuple[Attack, ...] = (
+    *system_calls.ATTACKS,
+    *files.ATTACKS,
+    *processes.ATTACKS,
+    *neighbours.ATTACKS,
+    *resources.ATTACKS,
+)

@@ -1,0 +1,147 @@
+"""Files of the host, devices, and what of /proc and /sys is hidden or read-only."""
+
+from __future__ import annotations
+
+from atoll.attacks.record import Attack, Defence, Family
+
+REMOUNT = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+REMOUNT, BIND, MOUNT_SETATTR, READ_ONLY = 32, 4096, 442, 1
+
+def is_read_only(path):
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+def make_writable(path):
+    for flags in (REMOUNT | BIND, REMOUNT):
+        libc.mount(None, path.encode(), None, ctypes.c_ulong(flags), None)
+    clear = (ctypes.c_uint64 * 4)(0, READ_ONLY, 0, 0)
+    libc.syscall(ctypes.c_long(MOUNT_SETATTR), -100, path.encode(), 0, clear, ctypes.c_size_t(32))
+
+with open("/proc/self/mountinfo") as file:
+    points = [line.split()[4] for line in file]
+closed = [path for path in points if is_read_only(path)]
+assert closed, "nothing is mounted read-only"
+for path in closed:
+    make_writable(path)
+opened = [path for path in closed if not is_read_only(path)]
+print("BREACH" if opened else "HELD", opened or closed)
+"""
+
+_HIDDEN = """
+import os
+found = []
+for path in {paths}:
+    try:
+        if os.path.isdir(path):
+            content = os.listdir(path)
+        else:
+            with open(path, "rb", 0) as file:
+                content = file.read(64)
+    except OSError:
+        continue
+    if content:
+        found.append(path)
+print("BREACH" if found else "HELD", found)
+"""
+
+KERNEL = _HIDDEN.format(paths=["/proc/kcore", "/proc/kallsyms"])
+HIDDEN = _HIDDEN.format(
+    paths=[
+        "/proc/acpi",
+        "/proc/cmdline",
+        "/proc/config.gz",
+        "/proc/interrupts",
+        "/proc/keys",
+        "/proc/locks",
+        "/proc/timer_list",
+        "/sys/block",
+        "/sys/firmware",
+        "/sys/devices/virtual/dmi",
+    ]
+)
+
+# Opened, and never written to: what it says, the host's kernel runs as root.
+CORE_PATTERN = """
+import os
+try:
+    os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY)
+    print("BREACH it can be written")
+except OSError as cause:
+    print("HELD", cause)
+"""
+
+NETWORK_SETTING = """
+try:
+    with open("/proc/sys/net/ipv4/ip_unprivileged_port_start", "w") as file:
+        file.write("0")
+    print("BREACH it was written")
+except OSError as cause:
+    print("HELD", cause)
+"""
+
+DEVICE = """
+import os, stat
+try:
+    os.mknod("/tmp/device", 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+    with open("/tmp/device", "rb", 0) as device:
+        print("BREACH a device of its own making works:", device.read(4))
+except OSError as cause:
+    print("HELD", cause)
+"""
+
+_CLIMB = """
+import os
+
+def is_outside(path):
+    there, root = os.stat(path), os.stat("/")
+    return (there.st_dev, there.st_ino) != (root.st_dev, root.st_ino)
+{way}
+print("BREACH " + str(os.listdir(path)) if is_outside(path) else "HELD it leads back to the root")
+"""
+
+DOT_DOT = _CLIMB.format(way='path = "/.."')
+SELF_ROOT = _CLIMB.format(way='path = "/proc/self/root/../.."')
+LINK = _CLIMB.format(way='path = "/tmp/link"\nos.symlink("../../../../../../..", path)')
+CHROOT = _CLIMB.format(
+    way="""
+path = "."
+top = os.open("/", os.O_RDONLY)
+os.mkdir("/tmp/jail")
+os.chroot("/tmp/jail")
+os.fchdir(top)
+for _ in range(64):
+    os.chdir("..")
+os.chroot(".")
+os.fchdir(top)
+os.chroot(".")
+os.chdir("..")
+"""
+)
+
+# Wherever Atoll runs, the host has this file, and only its root may read it.
+HOST_PATHS = """
+import os
+ways = ("", "/..", "/proc/self/root/..", "/proc/1/root", "/proc/1/cwd", "/proc/self/cwd/../..", "/dev/fd/../../..")
+found = [way for way in ways if os.access(way + "/run/atoll-machine/uid-ranges", os.R_OK)]
+print("BREACH" if found else "HELD", found)
+"""
+
+
+def _attack(name: str, payload: str, *defences: Defence) -> Attack:
+    return Attack(name=name, family=Family.FILES, defences=defences, payload=payload)
+
+
+ATTACKS = (
+    _attack("remount-read-only-mounts", REMOUNT, Defence.FILTER, Defence.CAPABILITIES),
+    _attack("kernel-memory-and-symbols", KERNEL, Defence.HIDDEN_PATHS),
+    _attack("hidden-paths", HIDDEN, Defence.HIDDEN_PATHS),
+    _attack("core-pattern", CORE_PATTERN, Defence.READ_ONLY_PATHS, Defence.USER_NAMESPACE),
+    _attack("network-settings", NETWORK_SETTING, Defence.READ_ONLY_PATHS, Defence.CAPABILITIES),
+    _attack("device-node", DEVICE, Defence.USER_NAMESPACE, Defence.NO_DEVICES),
+    _attack("dot-dot-above-the-root", DOT_DOT, Defence.OLD_ROOT_DETACHED),
+    _attack("proc-self-root", SELF_ROOT, Defence.OLD_ROOT_DETACHED),
+    _attack("symbolic-link-upwards", LINK, Defence.OLD_ROOT_DETACHED),
+    _attack("chroot-escape", CHROOT, Defence.OLD_ROOT_DETACHED),
+    _attack("host-paths", HOST_PATHS, Defence.OLD_ROOT_DETACHED, Defence.SMALL_ROOT),
+)

@@ -1,0 +1,80 @@
+"""What an attack is. A record says everything that is needed to run it and to judge how it went.
+
+A payload is Python, run by the image's python3, as root, with nothing but the standard library. It prints one verdict:
+a line that begins with BREACH if it got through, or with HELD if it did not. Without either it is broken, and proves
+nothing. An attack on resources says its verdict as soon as it knows, and goes on until it is ended.
+
+No payload needs more than it takes to prove the point: none writes to the host, and each stops by itself before it
+could hurt a machine on which the defence is missing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from atoll.protocol.limits import Limits
+
+BREACH, HELD, READY = "BREACH", "HELD", "READY"
+
+
+class Family(StrEnum):
+    SYSTEM_CALLS = "system calls"
+    FILES = "files"
+    PROCESSES = "processes"
+    NEIGHBOURS = "neighbours"
+    RESOURCES = "resources"
+
+
+class Defence(StrEnum):
+    """One layer each. Values are what a switch is called."""
+
+    FILTER = "filter"  # seccomp
+    CAPABILITIES = "capabilities"
+    NO_NEW_PRIVILEGES = "no-new-privileges"
+    USER_NAMESPACE = "user-namespace"
+    PID_NAMESPACE = "pid-namespace"
+    NETWORK_NAMESPACE = "network-namespace"
+    IPC_NAMESPACE = "ipc-namespace"
+    UID_RANGE = "uid-range"  # no two sandboxes have a user id in common
+    NAMESPACE_OWNER = "namespace-owner"  # what the kernel counts by user, it counts for each sandbox
+    OLD_ROOT_DETACHED = "old-root-detached"
+    SMALL_ROOT = "small-root"  # that old root is the nursery's, and not the host's
+    HIDDEN_PATHS = "hidden-paths"
+    READ_ONLY_PATHS = "read-only-paths"
+    NO_DEVICES = "no-devices"  # nodev
+    OWN_DEV = "own-dev"  # a /dev for each
+    AGENT_UNDUMPABLE = "agent-undumpable"
+    AGENT_IDS = "agent-ids"  # the agent's third user id is not root's
+    AGENT_SOCKET_OUTSIDE = "agent-socket-outside"
+    BACK_PRESSURE = "back-pressure"
+    OOM_ORDER = "oom-order"  # commands are killed before the agent
+    PIDS_LIMIT = "pids-limit"
+    MEMORY_LIMIT = "memory-limit"
+    CPU_LIMIT = "cpu-limit"
+    DISK_QUOTA = "disk-quota"
+
+
+class Evidence(StrEnum):
+    """By what one knows that an attack succeeded."""
+
+    VERDICT = "the payload, or its witness, says BREACH"
+    AGENT_LOST = "the sandbox's agent hangs up"
+
+
+class Attack(msgspec.Struct, frozen=True, kw_only=True):
+    """One attack. Each of its `defences` is enough to stop it; with all of them off, it succeeds.
+
+    A `witness` runs in the same sandbox, beside a payload that cannot speak for itself, and gives the verdict.
+    A `victim` runs in a neighbour: it says READY, and ends with its standard input.
+    """
+
+    name: str
+    family: Family
+    defences: tuple[Defence, ...]
+    payload: str
+    evidence: Evidence = Evidence.VERDICT
+    witness: str | None = None
+    victim: str | None = None
+    limits: Limits = Limits()

@@ -1,0 +1,236 @@
+"""More than one's share of processes, memory, cpu and disk, and of the agent's attention.
+
+Each payload stops by itself a little beyond the limit it attacks.
+"""
+
+from __future__ import annotations
+
+from atoll.attacks.record import Attack, Defence, Evidence, Family
+from atoll.protocol.limits import Limits
+
+MIB = 2**20
+CPUS, MEMORY, DISK, PIDS = 0.25, 64 * MIB, 20 * MIB, 96
+SLOW = Limits(cpus=CPUS, memory=MEMORY, disk=DISK, pids=PIDS)
+SMALL = Limits(cpus=0.5, memory=MEMORY, disk=DISK, pids=PIDS)
+ROOMY = Limits(memory=512 * MIB, disk=DISK, pids=PIDS)  # room for so many processes, on all cpus
+CROWDED = Limits(memory=MEMORY, disk=DISK)  # and the other way round
+
+FORK_BOMB = f"""
+import os, time
+
+def wait_and_go_on(gate):
+    os.read(gate, 1)
+    while True:
+        try:
+            if os.fork() == 0:
+                os._exit(0)
+            os.wait()
+        except OSError:
+            pass
+
+gate, opener = os.pipe()
+made = 1
+try:
+    while made < {PIDS + 32}:
+        if os.fork() == 0:
+            os.close(opener)
+            wait_and_go_on(gate)
+        made += 1
+    print("BREACH", made, "processes", flush=True)
+except OSError as cause:
+    print("HELD", made, "processes:", cause, flush=True)
+os.close(opener)
+time.sleep(60)
+"""
+
+# The hog is a child, so that somebody is left to tell.
+MEMORY_HOG = f"""
+import os
+
+def hog(report):
+    kept = []
+    while len(kept) < {MEMORY // MIB + 32}:
+        kept.append(b"x" * 2**20)
+    os.write(report, b"BREACH more than the limit")
+    os._exit(0)
+
+while True:
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        hog(writer)
+    os.close(writer)
+    print(os.read(reader, 64).decode() or "HELD it was killed", flush=True)
+    os.close(reader)
+    os.wait()
+"""
+
+# Each is smaller than the agent, which the kernel would therefore kill first.
+SMALL_HOGS = """
+import os, time
+try:
+    for _ in range(100):
+        if os.fork() == 0:
+            kept = b"x" * (2 * 2**20)
+            time.sleep(1)
+            os._exit(0)
+    while True:
+        os.wait()
+except OSError as cause:
+    print("HELD", cause, flush=True)
+"""
+
+CPU_HOG = f"""
+import os, time
+
+def spin():
+    while True:
+        pass
+
+def used(pid):
+    return time.clock_gettime(~pid << 3 | 2)  # the clock of a process's cpu time
+
+def fork():
+    pid = os.fork()
+    return pid or spin()
+
+began, workers = time.monotonic(), [fork() for _ in range(4)]
+while time.monotonic() < began + 0.8:
+    time.sleep(0.1)
+cpus = sum(map(used, workers)) / (time.monotonic() - began)
+print("BREACH" if cpus > {CPUS * 1.5} else "HELD", cpus, "cpus", flush=True)
+time.sleep(60)
+"""
+
+DISK_FILLER = f"""
+import os, time
+block, written = os.urandom(2**20), 0
+fd = os.open("/workspace/filler", os.O_WRONLY | os.O_CREAT)
+try:
+    while written < {DISK + 8 * MIB}:
+        written += os.write(fd, block)
+        os.fsync(fd)
+    print("BREACH", written, "bytes", flush=True)
+except OSError as cause:
+    print("HELD", written, "bytes:", cause, flush=True)
+while True:
+    try:
+        os.write(os.open("/workspace/another", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), block)
+        os.sync()
+    except OSError:
+        pass
+"""
+
+# A symbolic link is an inode without data, and a long one fills a disk sooner. For speed, most of it is full already.
+INODE_FILLER = f"""
+import os
+with open("/workspace/filler", "wb") as file:
+    file.write(os.urandom({DISK - 2 * MIB}))
+os.mkdir("/workspace/many")
+made = 0
+try:
+    while made < {4 * MIB // 4000}:
+        os.symlink("x" * 4000, f"/workspace/many/{{made}}")
+        made += 1
+    print("BREACH", made, "inodes", flush=True)
+except OSError as cause:
+    print("HELD", made, "inodes:", cause.strerror, flush=True)
+while True:
+    try:
+        os.mkdir("/workspace/many/more")
+        os.rmdir("/workspace/many/more")
+    except OSError:
+        pass
+"""
+
+FLOODED = 16 * MIB  # many times what waits in pipes and sockets while nobody reads
+FLOOD = f"""
+import os, time
+count = os.open("/tmp/written", os.O_WRONLY | os.O_CREAT)
+written = 0
+while written < {FLOODED}:
+    written += os.write(1, b"x" * 65536)
+    os.pwrite(count, b"%d" % written, 0)
+time.sleep(60)
+"""
+FLOOD_WITNESS = f"""
+import time
+
+def written():
+    try:
+        with open("/tmp/written") as file:
+            return int(file.read() or 0)
+    except FileNotFoundError:
+        return 0
+
+before, looks = 0, 0
+while looks < 10 and before < {FLOODED}:
+    time.sleep(0.02)
+    now = written()
+    looks = looks + 1 if now and now == before else 0
+    before = now
+print("BREACH" if before >= {FLOODED} else "HELD", before, "bytes", flush=True)
+"""
+
+HAMMER = """
+import os, socket, time
+
+def addresses():
+    with open("/proc/net/unix") as file:
+        lines = [line.split() for line in file.readlines()[1:]]
+    names = [line[7].replace("@", "\\0", 1) for line in lines if len(line) > 7]
+    return names + [f"/agents/{name}" for name in os.listdir("/agents")] if os.path.isdir("/agents") else names
+
+def hammer(report):
+    is_first = True
+    while True:
+        for address in addresses():
+            try:
+                socket.socket(socket.AF_UNIX).connect(address)
+                os.write(report, b"+")
+            except OSError:
+                pass
+        if is_first:
+            os.write(report, b"-")
+        is_first = False
+
+reader, writer = os.pipe()
+for _ in range(64):
+    if os.fork() == 0:
+        hammer(writer)
+heard = b""
+while b"+" not in heard and heard.count(b"-") < 64:
+    heard += os.read(reader, 4096)
+print("BREACH the agent took a connection" if b"+" in heard else "HELD there is nothing to connect to", flush=True)
+while os.read(reader, 4096):
+    pass
+"""
+
+
+def _attack(name: str, payload: str, defence: Defence, limits: Limits = SMALL) -> Attack:
+    return Attack(name=name, family=Family.RESOURCES, defences=(defence,), payload=payload, limits=limits)
+
+
+ATTACKS = (
+    _attack("fork-bomb", FORK_BOMB, Defence.PIDS_LIMIT, ROOMY),
+    _attack("memory-hog", MEMORY_HOG, Defence.MEMORY_LIMIT),
+    Attack(
+        name="a-hundred-small-memory-hogs",
+        family=Family.RESOURCES,
+        defences=(Defence.OOM_ORDER,),
+        payload=SMALL_HOGS,
+        evidence=Evidence.AGENT_LOST,
+        limits=CROWDED,
+    ),
+    _attack("cpu-hog", CPU_HOG, Defence.CPU_LIMIT, SLOW),
+    _attack("disk-filler", DISK_FILLER, Defence.DISK_QUOTA),
+    _attack("inode-filler", INODE_FILLER, Defence.DISK_QUOTA),
+    Attack(
+        name="output-flood-nobody-reads",
+        family=Family.RESOURCES,
+        defences=(Defence.BACK_PRESSURE,),
+        payload=FLOOD,
+        witness=FLOOD_WITNESS,
+        limits=SMALL,
+    ),
+    _attack("hammer-what-the-agent-listens-on", HAMMER, Defence.AGENT_SOCKET_OUTSIDE, ROOMY),
+)

@@ -1,0 +1,127 @@
+"""A process that uses the engine, to be killed: does what it reads on its input, and says what came of it.
+
+    create ID  ->  made ID, then wrote ID once a file in it holds its id; or: failed ID CODE
+    remove ID  ->  removed ID
+    quit
+
+It begins with a line for each sandbox that an earlier one left, `running ID CONTENT`, `ended ID` or `swept ID`, and
+`ready`. Run as `maker.py DIRECTORY NURSERY...`; with a nursery that has a trap (dying_nursery.py) it stops at its own
+points too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atoll.engine.base import LiveSandbox
+from atoll.engine.native.engine import NativeEngine
+from atoll.protocol.errors import AtollError
+from atoll.protocol.messages import Exec
+from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.machine import Machine
+from tests.contract.dying_nursery import Trap
+
+CREATE_POINTS = ("disk made", "on record", "kept", "created")
+REMOVE_POINTS = ("removal begun", "stopped", "disk removed", "removed")
+
+
+def say(*words: str) -> None:
+    os.write(1, f"{' '.join(words)}\n".encode())  # at once: half a line is no report
+
+
+async def run(live: LiveSandbox, script: str) -> str:
+    async with AgentLink(live.agent_socket) as link:
+        return (await link.run(Exec(argv=["sh", "-c", script]))).stdout.decode().strip()
+
+
+async def create(machine: Machine, name: str) -> None:
+    try:
+        live = await machine.create(name, image="busybox")
+    except AtollError as error:
+        say("failed", name, error.code)
+        return
+    say("made", name)
+    try:
+        await run(live, f"echo {name} >/kept")
+        say("wrote", name)
+    except AtollError as error:
+        say("failed", name, error.code)
+    live.release()
+
+
+async def remove(machine: Machine, name: str) -> None:
+    await machine.remove(name)
+    say("removed", name)
+
+
+async def tell_what_is_there(machine: Machine) -> None:
+    for name in machine.findings.running:
+        live = await machine.adopt(name)
+        say("running", name, await run(live, "cat /kept 2>/dev/null || echo nothing"))
+        live.release()
+    for name in machine.findings.ended:
+        say("ended", name)
+    for name in machine.findings.removed:
+        say("swept", name)
+    say("ready")
+
+
+def stop_at_points(machine: Machine, trap: Trap) -> None:
+    after(machine.storage, "create", lambda: trap.at("disk made"))
+    after(machine._records, "begin", lambda: trap.at("on record"))
+    after_async(machine.engine, "keep", lambda: trap.at("kept"))
+    after(machine._records, "commit", lambda: trap.at("created"))
+    after(machine._records, "begin_removal", lambda: trap.at("removal begun"))
+    after_async(machine.engine, "stop", lambda: trap.at("stopped"))
+    after(machine.storage, "remove", lambda: trap.at("disk removed"))
+    after(machine._records, "forget", lambda: trap.at("removed"))
+
+
+def after(owner: Any, name: str, then: Callable[[], None]) -> None:
+    function = getattr(owner, name)
+
+    def both(*arguments: Any) -> Any:
+        result = function(*arguments)
+        then()
+        return result
+
+    setattr(owner, name, both)
+
+
+def after_async(owner: Any, name: str, then: Callable[[], None]) -> None:
+    function = getattr(owner, name)
+
+    async def both(*arguments: Any) -> Any:
+        result = await function(*arguments)
+        then()
+        return result
+
+    setattr(owner, name, both)
+
+
+async def main() -> None:
+    directory, nursery = Path(sys.argv[1]), tuple(sys.argv[2:])
+    state, runtime = directory / "state", directory / "run"
+    embryos = {"embryos": 0, "nursery": nursery} if nursery else {}
+    engine = NativeEngine(state, runtime, **embryos)  # type: ignore[arg-type]
+    async with Machine(state, runtime, engine=engine) as machine:
+        if nursery:
+            stop_at_points(machine, Trap(Path(nursery[-1])))
+        await tell_what_is_there(machine)
+        tasks = set()
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            match line.split():
+                case ["quit"]:
+                    break
+                case [verb, name]:
+                    tasks.add(asyncio.create_task({"create": create, "remove": remove}[verb](machine, name)))
+        await asyncio.gather(*tasks)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,278 @@
+"""One machine per state directory; what a damaged or a full one means, and that nothing is lost with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.engine.native import engine as engine_module
+from atoll.engine.native.engine import NativeEngine
+from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.ids import SandboxId
+from atoll.protocol.limits import MAX_BYTES, MAX_CPUS, MAX_PIDS, Limits
+from atoll.storage.directory import DirectoryStorage
+from atoll.storage.pool import RESERVE, PoolStorage
+from atoll.supervisor.machine import Machine
+from atoll.supervisor.reconcile import Findings
+from tests.contract.test_engine import leftovers, run
+
+ONE = SandboxId("one")
+MIB = 2**20
+
+
+def open_machine(directory: Path) -> Machine:
+    return Machine(directory / "state", directory / "run")
+
+
+async def test_a_second_machine_is_told_who_has_the_directory(tmp_path: Path) -> None:
+    async with open_machine(tmp_path):
+        with pytest.raises(AtollError) as caught:
+            open_machine(tmp_path)
+        assert caught.value.code == ErrorCode.STATE_DIRECTORY_IN_USE
+        assert caught.value.context == {"path": str(tmp_path / "state"), "pid": os.getpid()}
+        assert caught.value.remedy
+    async with open_machine(tmp_path):
+        pass
+
+
+async def test_a_killed_machine_has_the_directory_no_longer(tmp_path: Path) -> None:
+    code = "import sys, time; from tests.contract.test_state_directory import *; m = open_machine(Path(sys.argv[1]))"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; print('open', flush=True); time.sleep(600)", tmp_path],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert holder.stdout
+    with holder.stdout:
+        assert holder.stdout.readline() == b"open\n"
+    with pytest.raises(AtollError, match=f"process {holder.pid}"):
+        open_machine(tmp_path)
+    holder.kill()
+    holder.wait()
+    async with open_machine(tmp_path):
+        pass
+
+
+async def test_a_damaged_record_keeps_its_disk_and_lets_the_machine_open(tmp_path: Path, busybox_root: Path) -> None:
+    path = tmp_path / "state/records/one.json"
+    async with open_machine(tmp_path) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox")
+        await run(live.agent_socket, "sh", "-c", "echo kept >/f")
+        live.release()
+        content = path.read_bytes()
+        path.write_bytes(content[:40])
+    async with open_machine(tmp_path) as machine:
+        assert machine.findings == Findings(damaged=(ONE,))
+        for attempt in (machine.adopt, machine.remove):
+            with pytest.raises(AtollError) as caught:
+                await attempt("one")
+            assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
+        path.write_bytes(content)
+        live = await machine.adopt("one")
+        assert await run(live.agent_socket, "cat", "/f") == b"kept\n"
+        await machine.destroy(live)
+        assert not leftovers(machine, tmp_path)
+
+
+async def test_a_sandbox_that_ended_keeps_its_files(tmp_path: Path, busybox_root: Path) -> None:
+    async with open_machine(tmp_path) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox")
+        await run(live.agent_socket, "sh", "-c", "echo kept >/f")
+        await machine.engine.stop(live)
+    async with open_machine(tmp_path) as machine:
+        assert machine.findings == Findings(ended=(ONE,))
+        assert (tmp_path / "state/disks/one/root/f").read_text() == "kept\n"
+        with pytest.raises(FileExistsError):
+            await machine.create("one", image="busybox")
+        await machine.remove("one")
+        assert not leftovers(machine, tmp_path)
+
+
+async def test_lost_records_do_not_cost_the_disks(tmp_path: Path) -> None:
+    async with open_machine(tmp_path) as machine:
+        machine.storage.create(ONE, 20 * MIB)
+    (tmp_path / "state/records").rmdir()
+    with pytest.raises(AtollError) as caught:
+        open_machine(tmp_path)
+    assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
+    (tmp_path / "state/records").mkdir()
+    async with open_machine(tmp_path) as machine:
+        assert machine.findings == Findings(removed=(ONE,))
+
+
+async def test_plain_directories_are_swept_too(tmp_path: Path) -> None:
+    (tmp_path / "state/records").mkdir(parents=True)
+    storage = DirectoryStorage(tmp_path / "state/disks")
+    (storage.create(ONE, 0) / "f").write_text("x")
+    (tmp_path / "state/disks/Not a sandbox").mkdir()
+    async with Machine(tmp_path / "state", tmp_path / "run", storage=storage) as machine:
+        assert machine.findings == Findings(removed=(ONE,))
+    assert storage.names() == {"Not a sandbox"}
+
+
+async def test_a_removal_that_fails_is_finished_by_the_next_try(
+    tmp_path: Path, busybox_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: SandboxId) -> None:
+        raise OSError("cannot")
+
+    async with open_machine(tmp_path) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox")
+        with monkeypatch.context() as patch:
+            patch.setattr(machine.storage, "remove", fail)
+            with pytest.raises(OSError):
+                await machine.destroy(live)
+        with pytest.raises(LookupError):
+            await machine.adopt("one")
+        await machine.destroy(live)
+        assert not leftovers(machine, tmp_path)
+
+
+async def test_a_handle_from_before_does_not_harm_the_next_of_that_name(tmp_path: Path, busybox_root: Path) -> None:
+    async with open_machine(tmp_path) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox")
+        old = await machine.adopt("one")
+        await machine.destroy(live)
+        new = await machine.create("one", image="busybox")
+        await machine.destroy(old)
+        assert await run(new.agent_socket, "echo", "x") == b"x\n"
+        assert machine.record(ONE).process == new.process
+        await machine.destroy(new)
+
+
+# Full disks and limits.
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 500 MiB."""
+    disk = tmp_path / "small"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500m", "small", disk], check=True)
+    yield disk
+    while subprocess.run(["umount", disk], capture_output=True).returncode:  # the kernel lets go of the pool's file
+        os.sched_yield()
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """Take all but `leave` bytes of a file system."""
+    file = disk / "filler"
+    with file.open("wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, shutil.disk_usage(disk).free - leave)
+    return file
+
+
+async def test_a_full_disk_makes_no_half_sandbox_and_goes_on_when_it_has_space(
+    small_disk: Path, busybox_root: Path
+) -> None:
+    async with open_machine(small_disk) as machine:
+        machine.images.add("busybox", busybox_root)
+        first = await machine.create("first", image="busybox", limits={"disk": "20MiB"})
+        filler = fill(small_disk, RESERVE // 2)
+        with pytest.raises(OSError) as caught:
+            await machine.create("one", image="busybox", limits={"disk": "20MiB"})
+        assert isinstance(caught.value, AtollError) and caught.value.code == ErrorCode.NO_SPACE
+        assert "Free some space" in caught.value.remedy
+        assert [path.name for path in leftovers(machine, small_disk)] == ["first", "first.json"]
+        assert await run(first.agent_socket, "echo", "x") == b"x\n"
+        filler.unlink()
+        await machine.destroy(await machine.create("one", image="busybox", limits={"disk": "20MiB"}))
+        await machine.destroy(first)
+
+
+async def test_a_record_that_finds_no_space_ends_the_sandbox(small_disk: Path, busybox_root: Path) -> None:
+    async with open_machine(small_disk) as machine:
+        machine.images.add("busybox", busybox_root)
+        await machine.destroy(await machine.create("one", image="busybox", limits="lite"))
+        records, elsewhere = small_disk / "state/records", small_disk / "elsewhere"
+        records.rename(elsewhere)
+        records.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=1", "none", records], check=True)
+        try:
+            with pytest.raises(AtollError) as caught:
+                await machine.create("one", image="busybox", limits="lite")
+            assert caught.value.code == ErrorCode.NO_SPACE
+            assert not leftovers(machine, small_disk)
+        finally:
+            subprocess.run(["umount", records], check=True)
+        await machine.destroy(await machine.create("one", image="busybox", limits="lite"))
+
+
+async def test_a_state_directory_without_space_for_a_pool_says_so(small_disk: Path) -> None:
+    filler = fill(small_disk, 0)
+    with pytest.raises(AtollError) as caught:
+        open_machine(small_disk)
+    assert caught.value.code == ErrorCode.NO_SPACE
+    filler.unlink()
+    async with open_machine(small_disk):
+        pass
+
+
+async def test_a_pool_that_btrfs_gave_up_is_named_and_usable_after_a_restart(
+    small_disk: Path, busybox_root: Path
+) -> None:
+    """A sandbox fills the host's disk through its own: btrfs cannot write, and lets nobody write any more."""
+    async with open_machine(small_disk) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox", limits={"disk": "300MiB"})
+        filler = fill(small_disk, 4 * MIB)
+        await run(live.agent_socket, "sh", "-c", "dd if=/dev/urandom of=/f bs=1M count=60; sync; echo x >/g; sync")
+        filler.unlink()
+        for attempt in (machine.destroy(live), machine.create("two", image="busybox", limits="lite")):
+            with pytest.raises(AtollError) as caught:
+                await attempt
+            assert caught.value.code == ErrorCode.POOL_DAMAGED
+            assert "dmesg" in caught.value.remedy
+    async with open_machine(small_disk) as machine:
+        assert machine.findings == Findings(removed=(ONE,))
+        await machine.destroy(await machine.create("two", image="busybox", limits="lite"))
+
+
+async def test_a_machine_that_cannot_open_its_pool_lets_go_of_everything(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/pool.btrfs").write_bytes(b"x" * MIB)
+    for _ in range(2):
+        with pytest.raises(AtollError) as caught:
+            open_machine(tmp_path)
+        assert caught.value.code == ErrorCode.POOL_DAMAGED
+
+
+async def test_the_largest_limits_that_are_accepted_can_be_set(tmp_path: Path, busybox_root: Path) -> None:
+    storage = PoolStorage(tmp_path / "state", overcommit=float(2**40))
+    limits = Limits(cpus=float(MAX_CPUS), memory=MAX_BYTES, disk=MAX_BYTES, pids=MAX_PIDS)
+    async with Machine(tmp_path / "state", tmp_path / "run", storage=storage) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox", limits=limits)
+        assert await run(live.agent_socket, "echo", "x") == b"x\n"
+        await machine.destroy(live)
+
+
+async def test_a_disk_larger_than_can_be_promised_is_refused(tmp_path: Path, busybox_root: Path) -> None:
+    async with open_machine(tmp_path) as machine:
+        machine.images.add("busybox", busybox_root)
+        with pytest.raises(AtollError) as caught:
+            await machine.create("one", image="busybox", limits={"disk": MAX_BYTES})
+        assert caught.value.code == ErrorCode.DISK_COMMITTED
+        assert caught.value.remedy
+        assert not leftovers(machine, tmp_path)
+
+
+def test_a_machine_without_control_groups_says_what_it_cannot_enforce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "open_cgroups", lambda: None)
+    for make in (lambda: NativeEngine(tmp_path / "state", tmp_path / "run"), lambda: open_machine(tmp_path)):
+        with pytest.raises(AtollError) as caught:
+            make()
+        assert caught.value.code == ErrorCode.LIMITS_NOT_ENFORCEABLE
+        assert "cgroup2" in caught.value.remedy

@@ -1,0 +1,113 @@
+"""Machines for hostile tests: the shipped one, and one for each set of defences that is switched off."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from atoll.attacks.record import Defence
+from atoll.engine.base import LiveSandbox
+from atoll.engine.native.engine import NativeEngine
+from atoll.protocol.limits import Limits
+from atoll.storage.directory import DirectoryStorage
+from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.machine import Machine
+from tests.conftest import Box
+from tests.leaks import Surroundings
+
+WEAKENED_NURSERY = Path(__file__).parent / "weakened_nursery.py"
+_numbers = itertools.count()
+
+
+@asynccontextmanager
+async def sandbox(machine: Machine, limits: Limits | None = None) -> AsyncIterator[Box]:
+    live = await machine.create(f"hostile-{next(_numbers)}", limits=limits)
+    try:
+        async with AgentLink(live.agent_socket) as link:
+            yield Box(live, link, "host")
+    finally:
+        await machine.destroy(live)
+
+
+@pytest.fixture(scope="module")
+async def next_door(machine: Machine, surroundings: Surroundings) -> AsyncIterator[LiveSandbox]:
+    """One sandbox that sees every attack on the shipped machine, and must not suffer."""
+    async with sandbox(machine) as box:
+        surroundings.processes.add(box.live.process.pid)
+        yield box.live
+        surroundings.processes.discard(box.live.process.pid)
+
+
+@pytest.fixture
+async def neighbour(next_door: LiveSandbox) -> AsyncIterator[Box]:
+    async with AgentLink(next_door.agent_socket) as link:
+        yield Box(next_door, link, "host")
+
+
+class WeakenedMachines:
+    """One at a time, kept until other defences are to be off. They share images and disks with the shipped machine."""
+
+    def __init__(self, shipped: Machine, state: Path, surroundings: Surroundings) -> None:
+        self._shipped = shipped
+        self._shipped_state = state
+        self._state = state.parent / "weakened"
+        (self._state / "records").mkdir(parents=True)
+        self._surroundings = surroundings
+        self._defences: tuple[Defence, ...] = ()
+        self._closing = AsyncExitStack()
+
+    async def without(self, defences: tuple[Defence, ...]) -> Machine:
+        if self._defences != defences:
+            await self.close()
+            before = open_descriptors()
+            self._defences, self._current = defences, self._make(defences)
+            self._closing.push_async_callback(self._current.engine.close)
+            await self._settle(self._current, before)
+        return self._current
+
+    async def close(self) -> None:
+        await self._closing.aclose()
+        self._closing = AsyncExitStack()
+        self._defences = ()
+
+    def _make(self, defences: tuple[Defence, ...]) -> Machine:
+        engine = NativeEngine(self._shipped_state, self._state / "run", embryos=0, nursery=nursery_without(defences))
+        # The quota is the host's to keep: plain directories have none.
+        has_quota = Defence.DISK_QUOTA not in defences
+        storage = self._shipped.storage if has_quota else DirectoryStorage(self._shipped_state / "without-quota")
+        machine = Machine(self._state, self._state / "run", images=self._shipped.images, engine=engine, storage=storage)
+        self._closing.callback(machine._lock.release)  # its storage is the shipped machine's, and stays open
+        return machine
+
+    async def _settle(self, machine: Machine, before: set[int]) -> None:
+        """What the machine keeps for its life is not left behind by the test at hand."""
+        async with sandbox(machine):
+            pass
+        assert isinstance(machine.engine, NativeEngine) and machine.engine.nursery_pid
+        kept = open_descriptors() - before
+        self._surroundings.processes.add(machine.engine.nursery_pid)
+        self._surroundings.descriptors |= kept
+        self._closing.callback(self._surroundings.processes.discard, machine.engine.nursery_pid)
+        self._closing.callback(self._surroundings.descriptors.difference_update, kept)
+
+
+@pytest.fixture(scope="module")
+async def weakened(machine: Machine, state: Path, surroundings: Surroundings) -> AsyncIterator[WeakenedMachines]:
+    machines = WeakenedMachines(machine, state, surroundings)
+    yield machines
+    await machines.close()
+
+
+def open_descriptors() -> set[int]:
+    """Without the one that lists them, which is closed when it is looked for."""
+    return {int(fd) for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}
+
+
+def nursery_without(defences: tuple[Defence, ...]) -> tuple[str, ...]:
+    inside = [defence for defence in defences if defence is not Defence.DISK_QUOTA]
+    return (str(WEAKENED_NURSERY), "--without", ",".join(inside))
