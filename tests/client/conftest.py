@@ -14,9 +14,7 @@ def half(request: pytest.FixtureRequest) -> Iterator[Half]:
     """Each test runs against the async and the blocking SDK."""
     half: Half = request.param()
     yield half
-    for server in half.server._servers.values():
-        server.transport.close_idle()
-    half.server._servers.clear()
+    half.server.shared_server.cache_clear()
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gc
 import io
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -82,7 +84,10 @@ async def test_a_list_of_words_goes_to_no_shell(half: Half, stub: ContractServer
     assert result.command == ["echo", "$HOME"]
 
 
-@pytest.mark.parametrize("stdin", ["grüße\n", "grüße\n".encode(), io.BytesIO("grüße\n".encode()), ["gr", "", "üße\n"]])
+@pytest.mark.parametrize(
+    "stdin",
+    ["grüße\n", "grüße\n".encode(), bytearray("grüße\n".encode()), io.BytesIO("grüße\n".encode()), ["gr", "", "üße\n"]],
+)
 async def test_stdin_reaches_the_command_byte_by_byte(half: Half, stub: ContractServer, stdin: Any) -> None:
     def agent(conversation: Conversation) -> None:
         assert conversation.call.stdin  # type: ignore[union-attr]
@@ -255,6 +260,28 @@ async def test_leaving_a_stream_early_ends_the_command(half: Half, stub: Contrac
     assert await asyncio.to_thread(gone.wait, 60)
 
 
+async def test_a_stream_that_is_closed_elsewhere_ends(half: Half, stub: ContractServer) -> None:
+    def agent(conversation: Conversation) -> None:
+        conversation.stdout(b"first")
+        conversation.wait_for_hang_up()
+
+    stub.on_call = agent
+    stream = sandbox_of(half, stub).exec_stream("x")
+    reading = asyncio.create_task(collect(half, stream))
+    while not stream._frames:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    await half.close(stream)
+    assert [event.type for event in await reading] == ["start", "stdout"]
+
+
+@pytest.mark.parametrize("stdin", [[7], ["\udc80"]])
+async def test_input_that_turns_out_to_be_none_is_refused(half: Half, stub: ContractServer, stdin: Any) -> None:
+    stub.on_call = lambda conversation: conversation.wait_for_hang_up()
+    with pytest.raises(ValueError, match="cannot be standard input"):
+        await half.run(sandbox_of(half, stub).exec, "x", stdin=stdin)
+
+
 def leave_after_the_first_output(sandbox: Any) -> None:
     for event in sandbox.exec_stream("x"):
         if event.type == "stdout":
@@ -367,6 +394,7 @@ async def test_an_answer_whose_end_does_not_come_is_not_waited_for(half: Half, s
         ("x", {"timeout": -1}, ErrorCode.INVALID_REQUEST),
         ("x", {"max_output": -1}, ErrorCode.INVALID_REQUEST),
         ("x", {"env": {"": "1"}}, ErrorCode.INVALID_ENVIRONMENT),
+        ("x", {"stdin": 7}, ErrorCode.INVALID_REQUEST),
     ],
 )
 async def test_what_cannot_be_meant_is_refused_with_a_remedy(
@@ -505,7 +533,8 @@ def test_what_comes_later_says_so(half: Half, option: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [{"limits": "huge"}, {"limits": {"cpus": 0}}, {"labels": {"a=b": "c"}}, {"labels": {"a": 1}}, {"env": {"A": "\0"}},
-     {"sleep_after": "never"}, {"url": "ftp://x"}, {"url": "http://"}, {"url": "http://x:port"}, {"url": "unix://"}],
+     {"sleep_after": "never"}, {"url": "ftp://x"}, {"url": "http://"}, {"url": "http://x:port"}, {"url": "unix://"},
+     {"url": "http://x/a b"}],
 )  # fmt: skip
 def test_options_that_are_none_are_refused_at_once(half: Half, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError) as caught:
@@ -601,6 +630,15 @@ async def test_sessions_are_made_found_listed_used_and_deleted(half: Half, stub:
 
 
 # What people see
+
+
+@pytest.mark.parametrize(
+    "kind", ["get_sandbox('a', url=URL).exec('x')", "asyncio.run(get_async_sandbox('a', url=URL).exec('x'))"]
+)
+def test_a_program_that_just_ends_says_nothing(stub: ContractServer, kind: str) -> None:
+    program = f"import asyncio; from atoll import *; URL = {stub.url!r}; print({kind}.exit_code)"
+    shown = subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", program], capture_output=True, text=True)
+    assert (shown.stdout, shown.stderr) == ("0\n", "")
 
 
 def test_a_repr_says_what_it_is(half: Half) -> None:

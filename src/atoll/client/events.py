@@ -9,7 +9,7 @@ import msgspec
 
 from atoll.client.link import SandboxLink
 from atoll.client.transport import Response
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.sandboxes import SandboxEvent
 
 MAX_LINE = 2**20
@@ -55,10 +55,16 @@ class AsyncEventStream(AsyncIterator[SandboxEvent]):
             if self._response is None:
                 self._response = await self._link.stream(f"/events?since={self._since}", "text/event-stream")
             chunk = await self._response.next_chunk()
+        except AtollError:
+            if self._is_over:  # closed by another task or thread
+                return
+            await self.aclose()
+            raise
         except BaseException:
             await self.aclose()
             raise
-        self._is_over = not chunk
+        if not chunk:
+            self._is_over = True
         self._feed(chunk)
 
     def _feed(self, chunk: bytes) -> None:

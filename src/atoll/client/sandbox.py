@@ -136,7 +136,10 @@ class AsyncSandbox(AsyncCommands):
         return self._link.id
 
     async def status(self) -> SandboxInfo:
-        """Its state, since when and why; image, isolation, limits, and what it uses."""
+        """Its state, since when and why; image, isolation, limits, and what it uses.
+
+        Asking makes no sandbox, unless options were given: SANDBOX_NOT_FOUND says that there is none.
+        """
         return await self._link.ask("GET", SandboxInfo)
 
     async def destroy(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,23 +20,23 @@ from atoll.protocol.messages import Call, decode_error, encode_message
 
 FRAMES = "application/vnd.atoll.frames"
 MAX_ERROR = 2**20
+MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
 UNREACHABLE = (502, 503, 504)  # said by a proxy in front of a server that is not there
 DENIED = (401, 403)
 
 T = TypeVar("T")
-
-_servers: dict[tuple[str, str | None], Server] = {}
 
 
 def find_server(url: str | None = None, api_key: str | None = None) -> Server:
     """The server at `url`, at ATOLL_URL, or on this machine; always the same object, so that connections are shared."""
     url = url or os.environ.get("ATOLL_URL") or ""
     api_key = api_key or os.environ.get("ATOLL_API_KEY") or None
-    local = None if url else LocalServer.from_environment()
-    key = (url or str(local), api_key)
-    if key not in _servers:
-        _servers.setdefault(key, Server(url, api_key, local))
-    return _servers[key]
+    return shared_server(url, api_key, None if url else LocalServer.from_environment())
+
+
+@lru_cache(maxsize=MAX_SERVERS)
+def shared_server(url: str, api_key: str | None, local: LocalServer | None) -> Server:
+    return Server(url, api_key, local)
 
 
 class Server:
@@ -111,7 +113,7 @@ class Frames:
         self._server = server
         self._response = response
         self._decoder = FrameDecoder()
-        self._frames: list[Frame] = []
+        self._frames: deque[Frame] = deque()
 
     async def next(self) -> Frame:
         """The next frame. A call that failed raises its error here."""
@@ -120,7 +122,7 @@ class Frames:
             if not chunk:
                 raise self._server.transport.lost("ended its answer before the command's result")
             self._feed(chunk)
-        frame = self._frames.pop(0)
+        frame = self._frames.popleft()
         if frame.kind is FrameKind.FAILED:
             await self._response.finish()
             raise from_body(self.decode(decode_error, frame))
@@ -152,7 +154,7 @@ class Frames:
 
     def _feed(self, chunk: bytes) -> None:
         try:
-            self._frames = self._decoder.feed(chunk)
+            self._frames.extend(self._decoder.feed(chunk))
         except FrameError as cause:
             raise misbehaved(str(cause)) from cause
 
@@ -180,7 +182,7 @@ def encode_call(call: Call) -> bytes:
 def parse_url(url: str) -> tuple[Address, str]:
     """Where `url` points to, and the path before ours, if a proxy has one."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if url.isascii() and url.isprintable() and " " not in url else "")
         if parts.scheme == "unix" and parts.path and not parts.netloc:
             return UnixAddress(parts.path), ""
         if (

@@ -54,6 +54,7 @@ class Transport:
         self._open_stream = open_stream
         self._idle: deque[Stream] = deque()
         self._owner = os.getpid()
+        self._alive_at = -self.quiet_seconds
 
     async def request(
         self,
@@ -93,6 +94,8 @@ class Transport:
 
     async def check_alive(self) -> None:
         """Return if the server answers anything at all, on a connection of its own; SERVER_LOST if not."""
+        if time.monotonic() < self._alive_at + self.quiet_seconds:  # another silent answer has just had us ask
+            return
         deadline = time.monotonic() + self.probe_seconds
         try:
             stream = await connect(self.address, self.probe_seconds)
@@ -105,6 +108,7 @@ class Transport:
             raise self.lost("no longer answers") from cause
         if not is_alive:
             raise self.lost("no longer answers")
+        self._alive_at = time.monotonic()
 
     def lost(self, what: str) -> AtollError:
         return error(
@@ -133,8 +137,8 @@ class Transport:
                 return await connect(self.address, CONNECT_SECONDS)
             except (ConnectionRefusedError, FileNotFoundError):
                 await pause(seconds)
-            except OSError:
-                break
+            except OSError as cause:
+                raise not_reachable(self.address, cause) from cause
         try:
             return await connect(self.address, CONNECT_SECONDS)
         except OSError as cause:

@@ -23,7 +23,8 @@ MAX_OUTPUT = 64 * 2**20  # of each stream, for `exec` without max_output: it kee
 INPUT_CHUNK = 64 * 1024
 
 Command = str | Sequence[str]
-Stdin = str | bytes | Iterable[str | bytes]
+Bytes = bytes | bytearray | memoryview
+Stdin = str | Bytes | Iterable[str | Bytes]
 OnOutput = Callable[[str, str], object]
 Environment = Mapping[str, str | None]
 
@@ -149,6 +150,8 @@ class CommandStream(Iterator[ExecEvent]):
                 self._frames = self._link.call(self._call, self._stdin)
             self._take(self._frames, self._frames.next())
         except AtollError as failure:
+            if self._is_over:  # closed by another task or thread
+                return
             self._is_over = True
             self._failure = failure
             self._events.append(_event("error", data=failure.message, error=failure))
@@ -254,10 +257,28 @@ def make_call(
 
 def input_chunks(stdin: Stdin) -> Iterator[bytes]:
     """Standard input in pieces of a size that fits a frame. An empty one would mean its end."""
-    for piece in [stdin] if isinstance(stdin, str | bytes) else stdin:
-        data = memoryview(piece.encode() if isinstance(piece, str) else piece)
+    if isinstance(stdin, str | Bytes):
+        return _pieces([stdin])
+    if isinstance(stdin, Iterable):
+        return _pieces(stdin)
+    raise _no_input(stdin)
+
+
+def _pieces(stdin: Iterable[str | Bytes]) -> Iterator[bytes]:
+    for piece in stdin:
+        if not isinstance(piece, str | Bytes):
+            raise _no_input(piece)
+        try:
+            data = memoryview(piece.encode() if isinstance(piece, str) else piece).cast("B")
+        except UnicodeEncodeError as cause:
+            raise _no_input(piece) from cause
         for start in range(0, len(data), INPUT_CHUNK):
             yield bytes(data[start : start + INPUT_CHUNK])
+
+
+def _no_input(stdin: object) -> AtollError:
+    remedy = "Give text that can be UTF-8, bytes, or an iterable of either, such as a file."
+    return error(ErrorCode.INVALID_REQUEST, f"{stdin!r:.100} cannot be standard input", remedy=remedy)
 
 
 def _completion(done: ExecDone) -> ExecEvent:

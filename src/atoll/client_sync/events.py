@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.transport import Response
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.sandboxes import SandboxEvent
 
 MAX_LINE = 2**20
@@ -56,10 +56,16 @@ class EventStream(Iterator[SandboxEvent]):
             if self._response is None:
                 self._response = self._link.stream(f"/events?since={self._since}", "text/event-stream")
             chunk = self._response.next_chunk()
+        except AtollError:
+            if self._is_over:  # closed by another task or thread
+                return
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise
-        self._is_over = not chunk
+        if not chunk:
+            self._is_over = True
         self._feed(chunk)
 
     def _feed(self, chunk: bytes) -> None:

@@ -51,9 +51,6 @@ class LocalServer:
     def address(self) -> UnixAddress:
         return UnixAddress(str(self.runtime / SOCKET))
 
-    def __str__(self) -> str:
-        return f"{self.address} with {self.state}"
-
     def open_stream(self) -> Stream:
         """A connection to the server, which is started if there is none."""
         return self._try_to_connect() or self._start()

@@ -15,6 +15,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,10 +60,17 @@ def connect(address: Address, seconds: float) -> Stream:
     failure: OSError = OSError(f"{address.host} has no address")
     for family, kind, protocol, _, target in look_up(address.host, address.port):
         try:
-            return _connect_tcp(socket.socket(family, kind, protocol), target, address, deadline)
+            return _connect_tcp(QuietSocket(family, kind, protocol), target, address, deadline)
         except OSError as cause:
             failure = cause
     raise failure
+
+
+class QuietSocket(socket.socket):
+    """A socket that may be dropped: with us that is how a command is cancelled, and nothing to warn about."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Stream:
@@ -75,6 +83,8 @@ class Stream:
         self._unmade: Iterator[bytes] | None = None
         self._would_block: tuple[type[OSError], ...] = (BlockingIOError,)
         self._tls: ssl.SSLSocket | None = None
+        self._is_closed = False
+        self._is_waiting = False
 
     def __del__(self) -> None:
         self.close()
@@ -85,7 +95,7 @@ class Stream:
 
     def is_quiet(self) -> bool:
         """Whether the peer has neither hung up nor said anything: what an idle connection must be."""
-        if self._socket.fileno() < 0:
+        if self._is_closed:
             return False
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -100,10 +110,10 @@ class Stream:
     def read(self, seconds: float | None = None) -> bytes:
         """What has come, b"" at the end, TimeoutError after `seconds` in which nothing moved."""
         while True:
-            if not (self._tls and self._tls.pending()) and not wait_for_socket(
-                self._socket.fileno(), reading=True, writing=self.has_unsent, seconds=seconds
-            ):
+            if not (self._tls and self._tls.pending()) and not self._wait(seconds):
                 raise TimeoutError
+            if self._is_closed:
+                return b""
             if self.has_unsent:
                 self._push()
             try:
@@ -112,17 +122,17 @@ class Stream:
                 continue
 
     def close(self) -> None:
-        if self._socket.fileno() < 0:
+        """Twice is fine, and so is it while another task or thread reads, which then reads the end."""
+        if self._is_closed:
             return
+        self._is_closed = True
         self._unmade = None
         if self._owner == os.getpid():
-            # A process forked meanwhile may hold a copy; the server learns of the end all the same.
-            try:
+            # Wakes whoever waits; and a process forked meanwhile may hold a copy, which must not keep the server busy.
+            with suppress(OSError):  # it has hung up already, or was never connected
                 self._socket.shutdown(socket.SHUT_RDWR)
-            except OSError as cause:
-                if cause.errno not in (errno.ENOTCONN, errno.EINVAL):
-                    raise
-        self._socket.close()
+        if not self._is_waiting:
+            self._socket.close()
 
     def start_tls(self, host: str, deadline: float) -> None:
         import ssl  # only who needs it pays for loading it
@@ -149,6 +159,15 @@ class Stream:
         if not wait_for_socket(self._socket.fileno(), reading=reading, writing=not reading, seconds=left):
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
+    def _wait(self, seconds: float | None) -> bool:
+        self._is_waiting = True
+        try:
+            return wait_for_socket(self._socket.fileno(), reading=True, writing=self.has_unsent, seconds=seconds)
+        finally:
+            self._is_waiting = False
+            if self._is_closed:
+                self._socket.close()
+
     def _push(self) -> None:
         """Send one piece: a peer that takes everything at once must not keep us from everyone else."""
         if not self._unsent and self._unmade is not None:
@@ -168,7 +187,7 @@ def _connect_unix(path: str, deadline: float) -> Stream:
     directory, name = os.path.split(path)
     # A socket's path may have 107 bytes; through a descriptor of its directory it always fits.
     descriptor = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    peer = socket.socket(socket.AF_UNIX)
+    peer = QuietSocket(socket.AF_UNIX)
     peer.setblocking(False)
     stream = Stream(peer)
     try:

@@ -137,7 +137,10 @@ class Sandbox(Commands):
         return self._link.id
 
     def status(self) -> SandboxInfo:
-        """Its state, since when and why; image, isolation, limits, and what it uses."""
+        """Its state, since when and why; image, isolation, limits, and what it uses.
+
+        Asking makes no sandbox, unless options were given: SANDBOX_NOT_FOUND says that there is none.
+        """
         return self._link.ask("GET", SandboxInfo)
 
     def destroy(self) -> None:

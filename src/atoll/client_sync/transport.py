@@ -55,6 +55,7 @@ class Transport:
         self._open_stream = open_stream
         self._idle: deque[Stream] = deque()
         self._owner = os.getpid()
+        self._alive_at = -self.quiet_seconds
 
     def request(
         self,
@@ -94,6 +95,8 @@ class Transport:
 
     def check_alive(self) -> None:
         """Return if the server answers anything at all, on a connection of its own; SERVER_LOST if not."""
+        if time.monotonic() < self._alive_at + self.quiet_seconds:  # another silent answer has just had us ask
+            return
         deadline = time.monotonic() + self.probe_seconds
         try:
             stream = connect(self.address, self.probe_seconds)
@@ -106,6 +109,7 @@ class Transport:
             raise self.lost("no longer answers") from cause
         if not is_alive:
             raise self.lost("no longer answers")
+        self._alive_at = time.monotonic()
 
     def lost(self, what: str) -> AtollError:
         return error(
@@ -134,8 +138,8 @@ class Transport:
                 return connect(self.address, CONNECT_SECONDS)
             except (ConnectionRefusedError, FileNotFoundError):
                 pause(seconds)
-            except OSError:
-                break
+            except OSError as cause:
+                raise not_reachable(self.address, cause) from cause
         try:
             return connect(self.address, CONNECT_SECONDS)
         except OSError as cause:
