@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from atoll.client_sync import sandbox as sync_sandbox
 from atoll.protocol.errors import AtollError, ErrorCode
-from tests.client.halves import AsyncHalf, BlockingHalf, Half
+from tests.client.halves import AsyncHalf, Half
 from tests.client.peers import RawServer, read_request
 
 NO_SANDBOXES = b'HTTP/1.1 200 OK\r\ncontent-length: 16\r\n\r\n{"sandboxes":[]}'
@@ -191,36 +193,33 @@ async def test_a_directory_that_cannot_be_made_is_named(
         await half.list_sandboxes()
 
 
+def told_to_nobody() -> str:
+    """What the SDK says to a user who is not root."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setresuid(65534, 65534, 65534)
+            sync_sandbox.list_sandboxes()
+        except BaseException as problem:
+            os.write(writer, str(problem).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as told:
+        return told.read()
+
+
 @pytest.mark.parametrize("is_running", [False, True])
-def test_without_root_it_says_what_to_do(runtime: Path, is_running: bool) -> None:
-    def ask_as_nobody() -> str:
-        """What somebody else is told."""
-        reader, writer = os.pipe()
-        if (child := os.fork()) == 0:
-            try:
-                os.setresuid(65534, 65534, 65534)
-                from atoll.client_sync.sandbox import list_sandboxes
-
-                list_sandboxes()
-            except BaseException as problem:
-                os.write(writer, str(problem).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        os.waitpid(child, 0)
-        with os.fdopen(reader) as told:
-            return told.read()
-
-    assert BlockingHalf.name  # loads the SDK while we may still read it
-    for directory in (runtime.parent, *runtime.parent.parents):
-        if directory.owner() == "root" and directory.name.startswith(("pytest-", "test_")):
-            directory.chmod(0o755)
-    if is_running:
-        runtime.mkdir()
-        with RawServer(lambda peer: None, runtime / "server.sock"):
-            (runtime / "server.sock").chmod(0o600)
-            told = ask_as_nobody()
-    else:
-        told = ask_as_nobody()
+def test_without_root_it_says_what_to_do(is_running: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        directory = Path(name)
+        directory.chmod(0o755)
+        monkeypatch.delenv("ATOLL_URL", raising=False)
+        monkeypatch.setenv("ATOLL_RUNTIME_DIR", name)
+        if is_running:
+            stack.enter_context(RawServer(lambda peer: None, directory / "server.sock"))
+            (directory / "server.sock").chmod(0o600)
+        told = told_to_nobody()
     assert "[NOT_ROOT]" in told
     assert "Run this as root, or set ATOLL_URL" in told

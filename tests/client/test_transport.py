@@ -14,8 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httptools
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from atoll.client import transport
 from atoll.protocol.errors import AtollError, ErrorCode
 from tests.client.halves import AsyncHalf, Half
 from tests.client.peers import JSON_OK, RawServer, answering, read_request, reset, wait_for_hang_up
@@ -65,6 +69,19 @@ async def test_a_broken_answer_is_a_lost_server(half: Half, pieces: list[bytes])
         assert caught.value.code is ErrorCode.SERVER_LOST
         assert server.url in caught.value.message
         assert server.accepted == 1  # what was sent is never sent again
+
+
+@given(
+    st.lists(st.binary(max_size=40) | st.sampled_from([OK, CHUNKED, JSON_OK, b"\r\n", b"0\r\n\r\n", b"2\r\n{}\r\n"]))
+)
+def test_no_bytes_get_past_the_parser_but_as_an_answer_or_an_error(pieces: list[bytes]) -> None:
+    answer = transport.Answer()
+    try:
+        for piece in pieces:
+            answer.feed(piece)
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade, transport.HeadTooLargeError):
+        return
+    assert not answer.is_complete or answer.status >= 200
 
 
 @pytest.mark.parametrize("excess", [b"x", b"HTTP/1.1 200 OK\r\n", JSON_OK, JSON_OK * 2])

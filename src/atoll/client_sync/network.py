@@ -109,17 +109,18 @@ class Stream:
 
     def read(self, seconds: float | None = None) -> bytes:
         """What has come, b"" at the end, TimeoutError after `seconds` in which nothing moved."""
-        while True:
+        while not self._is_closed:
             if not (self._tls and self._tls.pending()) and not self._wait(seconds):
                 raise TimeoutError
             if self._is_closed:
-                return b""
+                break
             if self.has_unsent:
                 self._push()
             try:
                 return self._socket.recv(READ_SIZE)
             except self._would_block:
                 continue
+        return b""
 
     def close(self) -> None:
         """Twice is fine, and so is it while another task or thread reads, which then reads the end."""

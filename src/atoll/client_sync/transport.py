@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 IDLE_CONNECTIONS = 16
 CONNECT_SECONDS = 10.0
 CONNECT_PAUSES = (0.1, 0.3, 0.6)  # a server that is being restarted is back within them, more often than not
-QUIET_SECONDS = 10.0
+QUIET_SECONDS = 5.0
 PROBE_SECONDS = 10.0
 END_SECONDS = 0.1  # for the end of an answer whose last frame is here; later ones cost us the connection
 MAX_HEAD = 64 * 1024
