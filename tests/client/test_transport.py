@@ -432,6 +432,15 @@ async def test_the_api_key_and_the_host_are_sent(half: Half) -> None:
         assert f"host: {server.url.removeprefix('http://')}\r\n".encode() in seen[0]
 
 
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [("http://a", "a"), ("https://a:443/x", "a"), ("https://a:80", "a:80"), ("http://[::1]:8080", "[::1]:8080"),
+     ("unix:///a", "localhost")],
+)  # fmt: skip
+def test_the_host_is_the_one_of_the_url(half: Half, url: str, host: str) -> None:
+    assert f"\r\nhost: {host}\r\n" in transport_to(half, url)._head
+
+
 async def test_a_path_longer_than_a_socket_address_is_fine(half: Half, tmp_path: Path) -> None:
     directory = tmp_path / ("x" * 120)
     directory.mkdir()

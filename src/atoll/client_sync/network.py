@@ -44,9 +44,14 @@ class TcpAddress:
     port: int
     has_tls: bool = False
 
-    def __str__(self) -> str:
+    @property
+    def authority(self) -> str:
+        """As in a URL and a Host header, which leave the usual port out."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.has_tls else 'http'}://{host}:{self.port}"
+        return host if self.port == (443 if self.has_tls else 80) else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{'https' if self.has_tls else 'http'}://{self.authority}"
 
 
 Address = UnixAddress | TcpAddress

@@ -18,6 +18,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import httptools
@@ -48,7 +49,7 @@ class Transport:
         self.address = address
         self.quiet_seconds = QUIET_SECONDS
         self.probe_seconds = PROBE_SECONDS
-        host = f"{address}".partition("://")[2] if isinstance(address, TcpAddress) else "localhost"
+        host = address.authority if isinstance(address, TcpAddress) else "localhost"
         self._head = f" HTTP/1.1\r\nhost: {host}\r\n"
         if api_key:
             self._head += f"authorization: Bearer {api_key}\r\n"
@@ -79,7 +80,7 @@ class Transport:
                 stream.send(head.encode(), chunked(body))
             response.read_head()
         except BaseException:
-            stream.close()
+            response.close()
             raise
         return response
 
@@ -90,8 +91,9 @@ class Transport:
             stream.close()
 
     def close_idle(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def check_alive(self) -> None:
         """Return if the server answers anything at all, on a connection of its own; SERVER_LOST if not."""
