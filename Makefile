@@ -1,6 +1,6 @@
 # Two commands do everything: `make run` shows a sandbox, `make test` proves it. Both install what is missing.
 
-.PHONY: run test check bench seccomp clean
+.PHONY: run test check bench seccomp sync clean
 
 run: ## make a sandbox and run Python and shell code in it
 	@scripts/setup run
@@ -27,6 +27,10 @@ bench: ## how fast and how small it is, against the kernel's own price and crun
 seccomp: ## compile the system-call filter again after a change to its policy
 	@scripts/setup test
 	@scripts/build_seccomp.py
+
+sync: ## make the blocking SDK again after a change to the async one
+	@scripts/setup test
+	@.venv/bin/python scripts/build_sync_client.py
 
 clean:
 	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

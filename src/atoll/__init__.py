@@ -1,3 +1,128 @@
-"""Atoll: isolated Linux computers, addressed by an id, in which people and AI agents run untrusted code."""
+"""Atoll: isolated Linux computers, addressed by an id, in which people and AI agents run untrusted code.
+
+    from atoll import get_sandbox
+
+    sandbox = get_sandbox("user-123")
+    print(sandbox.exec("python3 -c 'print(2 + 2)'").stdout)
+
+Names are loaded when they are first used: the agent in every sandbox imports this package and needs none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atoll.client.commands import AsyncCommandStream
+    from atoll.client.sandbox import AsyncSandbox, get_async_sandbox, list_sandboxes_async, temporary_async_sandbox
+    from atoll.client.sessions import AsyncSession
+    from atoll.client_sync.commands import CommandStream
+    from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes, temporary_sandbox
+    from atoll.client_sync.sessions import Session
+    from atoll.protocol.errors import (
+        AccessError,
+        AgentLostError,
+        AgentMisbehavedError,
+        AgentTimeoutError,
+        AlreadyExistsError,
+        AtollError,
+        CallerError,
+        ErrorCode,
+        FileMissingError,
+        HostError,
+        InternalError,
+        InvalidKeyError,
+        InvalidValueError,
+        LimitReachedError,
+        NoSpaceError,
+        NotADirectoryPathError,
+        NotAvailableYetError,
+        NotFoundError,
+        NotRootError,
+        PortNotOpenError,
+        SandboxError,
+        ServerLostError,
+    )
+    from atoll.protocol.limits import Limits
+    from atoll.protocol.messages import SessionInfo
+    from atoll.protocol.results import ExecEvent, ExecResult
+    from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxState
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "atoll.client.commands": "AsyncCommandStream",
+    "atoll.client.sandbox": "AsyncSandbox get_async_sandbox list_sandboxes_async temporary_async_sandbox",
+    "atoll.client.sessions": "AsyncSession",
+    "atoll.client_sync.commands": "CommandStream",
+    "atoll.client_sync.sandbox": "Sandbox get_sandbox list_sandboxes temporary_sandbox",
+    "atoll.client_sync.sessions": "Session",
+    "atoll.protocol.errors": """
+        AccessError AgentLostError AgentMisbehavedError AgentTimeoutError AlreadyExistsError AtollError CallerError
+        ErrorCode FileMissingError HostError InternalError InvalidKeyError InvalidValueError LimitReachedError
+        NoSpaceError NotADirectoryPathError NotAvailableYetError NotFoundError NotRootError PortNotOpenError
+        SandboxError ServerLostError
+    """,
+    "atoll.protocol.limits": "Limits",
+    "atoll.protocol.messages": "SessionInfo",
+    "atoll.protocol.results": "ExecEvent ExecResult",
+    "atoll.protocol.sandboxes": "SandboxEvent SandboxInfo SandboxState",
+}
+_PLACE = {name: module for module, names in _PLACES.items() for name in names.split()}
+
+__all__ = [
+    "AccessError",
+    "AgentLostError",
+    "AgentMisbehavedError",
+    "AgentTimeoutError",
+    "AlreadyExistsError",
+    "AsyncCommandStream",
+    "AsyncSandbox",
+    "AsyncSession",
+    "AtollError",
+    "CallerError",
+    "CommandStream",
+    "ErrorCode",
+    "ExecEvent",
+    "ExecResult",
+    "FileMissingError",
+    "HostError",
+    "InternalError",
+    "InvalidKeyError",
+    "InvalidValueError",
+    "LimitReachedError",
+    "Limits",
+    "NoSpaceError",
+    "NotADirectoryPathError",
+    "NotAvailableYetError",
+    "NotFoundError",
+    "NotRootError",
+    "PortNotOpenError",
+    "Sandbox",
+    "SandboxError",
+    "SandboxEvent",
+    "SandboxInfo",
+    "SandboxState",
+    "ServerLostError",
+    "Session",
+    "SessionInfo",
+    "get_async_sandbox",
+    "get_sandbox",
+    "list_sandboxes",
+    "list_sandboxes_async",
+    "temporary_async_sandbox",
+    "temporary_sandbox",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACE:
+        raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(_PLACE[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -80,5 +80,3 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     pid: int
     started_at: datetime
-
-

@@ -1,0 +1,1 @@
+"""The SDK, async. `atoll.client_sync` is made from it: edit here, then `make sync`."""

@@ -1,0 +1,33 @@
+"""Everything the SDK waits for, in the calling thread.
+
+The twin of `waiting.py`, written by hand; `scripts/build_sync_client.py` copies it to `client_sync/waiting.py`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from typing import Any
+
+AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+
+
+def wait_for_socket(descriptor: int, *, reading: bool, writing: bool, seconds: float | None) -> bool:
+    """Whether the socket became ready within `seconds`, or ever."""
+    poll = select.poll()
+    poll.register(descriptor, (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0))
+    return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
+
+
+def pause(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def look_up(host: str, port: int) -> list[AddressInfo]:
+    """The addresses of a host, best first."""
+    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+
+
+def settle(outcome: object) -> None:
+    """There is nothing to wait for: the callback has returned."""

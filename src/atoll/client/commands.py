@@ -1,0 +1,295 @@
+"""Running commands: to their end, or event by event."""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from atoll.client.link import SandboxLink
+from atoll.client.server import Frames, misbehaved
+from atoll.client.waiting import settle
+from atoll.protocol.durations import parse_duration
+from atoll.protocol.environment import check_environment
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.messages import DEFAULT_SESSION, Exec, ExecDone, ExecShell, decode_exec_done
+from atoll.protocol.results import ExecEvent, ExecResult
+
+MAX_OUTPUT = 64 * 2**20  # of each stream, for `exec` without max_output: it keeps everything in memory
+INPUT_CHUNK = 64 * 1024
+
+Command = str | Sequence[str]
+Bytes = bytes | bytearray | memoryview
+Stdin = str | Bytes | Iterable[str | Bytes]
+OnOutput = Callable[[str, str], object]
+Environment = Mapping[str, str | None]
+
+
+class AsyncCommands:
+    """What a sandbox and a session have in common: commands, run in one shell."""
+
+    def __init__(self, link: SandboxLink, session_id: str = DEFAULT_SESSION) -> None:
+        self._link = link
+        self._session_id = session_id
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Environment | None = None,
+        timeout: float | str | None = None,
+        stdin: Stdin | None = None,
+        on_output: OnOutput | None = None,
+        max_output: int | None = None,
+    ) -> ExecResult:
+        """Run a command and return its result, whatever its exit code.
+
+        `command` is a string for the session's shell, which keeps its directory, variables and functions from one
+        to the next, or a list of words that no shell touches. `cwd` and `env` hold for this command alone; None as a
+        value takes a variable away. `timeout` is in seconds or "30s", "5m", "1h"; what it ends has exit code 124.
+        `stdin` is text, bytes, or an iterable of either, such as a file. `on_output("stdout" or "stderr", text)` is
+        called with output as it comes. Each stream is kept up to `max_output` bytes, 64 MiB if not given.
+        """
+        allowed = MAX_OUTPUT if max_output is None else max_output
+        call = make_call(self._session_id, command, cwd, env, timeout, stdin is not None, allowed)
+        started = datetime.now(UTC)
+        frames = await self._link.call(call, None if stdin is None else input_chunks(stdin))
+        output = Output(allowed)
+        try:
+            while (frame := await frames.next()).kind is not FrameKind.DONE:
+                text = output.take(frame)
+                if on_output and text:
+                    await settle(on_output(output.name(frame), text))
+            for name, text in output.rest():
+                if on_output:
+                    await settle(on_output(name, text))
+        finally:
+            frames.close()
+        done: ExecDone = frames.decode(decode_exec_done, frame)
+        return ExecResult(
+            exit_code=done.exit_code,
+            stdout_bytes=output.stdout.joined(),
+            stderr_bytes=output.stderr.joined(),
+            command=command if isinstance(command, str) else list(command),
+            duration=done.duration,
+            timestamp=started,
+            session_id=self._session_id,
+            session_ended=done.session_ended,
+            timed_out=done.timed_out,
+            truncated=done.truncated,
+        )
+
+    def exec_stream(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Environment | None = None,
+        timeout: float | str | None = None,
+        stdin: Stdin | None = None,
+        max_output: int | None = None,
+    ) -> AsyncCommandStream:
+        """Run a command and iterate over what happens, as it happens:
+
+            async for event in sandbox.exec_stream("make"):
+                print(event.data, end="")
+
+        The arguments are those of `exec`; output is not kept, and not limited unless `max_output` says so. A command
+        that cannot be run gives an `error` event, and then raises its error. Leaving the loop ends the command.
+        """
+        call = make_call(self._session_id, command, cwd, env, timeout, stdin is not None, max_output)
+        return AsyncCommandStream(self._link, call, None if stdin is None else input_chunks(stdin))
+
+
+class AsyncCommandStream(AsyncIterator[ExecEvent]):
+    """The events of one command. Dropping it, closing it or leaving its `async with` block ends the command."""
+
+    def __init__(self, link: SandboxLink, call: Exec | ExecShell, stdin: Iterator[bytes] | None) -> None:
+        self._link = link
+        self._call = call
+        self._stdin = stdin
+        self._output = Output(call.max_output, keeps=False)
+        self._frames: Frames | None = None
+        self._events: deque[ExecEvent] = deque([_event("start")])
+        self._failure: AtollError | None = None
+        self._is_over = False
+
+    def __aiter__(self) -> AsyncCommandStream:
+        return self
+
+    async def __anext__(self) -> ExecEvent:
+        while not self._events:
+            if self._failure:
+                failure, self._failure = self._failure, None
+                raise failure
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._advance()
+        return self._events.popleft()
+
+    async def __aenter__(self) -> AsyncCommandStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        self._is_over = True
+        self._events.clear()
+        if self._frames:
+            self._frames.close()
+
+    async def _advance(self) -> None:
+        try:
+            if self._frames is None:
+                self._frames = await self._link.call(self._call, self._stdin)
+            self._take(self._frames, await self._frames.next())
+        except AtollError as failure:
+            if self._is_over:  # closed by another task or thread
+                return
+            self._is_over = True
+            self._failure = failure
+            self._events.append(_event("error", data=failure.message, error=failure))
+            if self._frames:
+                self._frames.close()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    def _take(self, frames: Frames, frame: Frame) -> None:
+        if frame.kind is FrameKind.DONE:
+            done: ExecDone = frames.decode(decode_exec_done, frame)
+            self._is_over = True
+            self._events.extend(_event(name, data=text) for name, text in self._output.rest())
+            self._events.append(_completion(done))
+        elif frame.payload:
+            text = self._output.take(frame)
+            self._events.append(_event(self._output.name(frame), data=text, data_bytes=frame.payload))
+
+
+@dataclass
+class OutputStream:
+    """Bytes of one stream, and the text they make; a character may be in two pieces."""
+
+    decoder: codecs.IncrementalDecoder
+    pieces: list[bytes]
+    left: int | None
+
+    def joined(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+class Output:
+    """What a command writes. An agent that sends more than was allowed is not believed."""
+
+    def __init__(self, allowed: int | None, *, keeps: bool = True) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self.stdout = OutputStream(decoder(errors="replace"), [], allowed)
+        self.stderr = OutputStream(decoder(errors="replace"), [], allowed)
+        self._keeps = keeps
+
+    def name(self, frame: Frame) -> str:
+        return "stdout" if frame.kind is FrameKind.STDOUT else "stderr"
+
+    def take(self, frame: Frame) -> str:
+        """Keep what came, and return what can be read of it so far."""
+        stream = self.stdout if frame.kind is FrameKind.STDOUT else self.stderr
+        if stream.left is not None:
+            stream.left -= len(frame.payload)
+            if stream.left < 0:
+                raise misbehaved("more output came than was allowed")
+        if self._keeps:
+            stream.pieces.append(frame.payload)
+        return stream.decoder.decode(frame.payload)
+
+    def rest(self) -> list[tuple[str, str]]:
+        """What is left of characters that never became whole."""
+        rest = (("stdout", self.stdout.decoder.decode(b"", True)), ("stderr", self.stderr.decoder.decode(b"", True)))
+        return [(name, text) for name, text in rest if text]
+
+
+def make_call(
+    session_id: str,
+    command: Command,
+    cwd: str | None,
+    env: Environment | None,
+    timeout: float | str | None,
+    has_stdin: bool,
+    max_output: int | None,
+) -> Exec | ExecShell:
+    check_environment(env or {})
+    if max_output is not None and (isinstance(max_output, bool) or not isinstance(max_output, int) or max_output < 0):
+        message = f"max_output={max_output!r:.50} is not a number of bytes"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give a whole number, 0 or more.")
+    seconds = None if timeout is None else parse_duration(timeout)
+    variables = dict(env or {})
+    if isinstance(command, str):
+        return ExecShell(
+            command=command,
+            session_id=session_id,
+            cwd=cwd,
+            env=variables,
+            stdin=has_stdin,
+            timeout=seconds,
+            max_output=max_output,
+        )
+    if isinstance(command, list | tuple) and command and all(isinstance(word, str) for word in command):
+        return Exec(
+            argv=list(command),
+            session_id=session_id,
+            cwd=cwd,
+            env=variables,
+            stdin=has_stdin,
+            timeout=seconds,
+            max_output=max_output,
+        )
+    raise error(
+        ErrorCode.INVALID_COMMAND,
+        f"{command!r:.200} is not a command",
+        remedy="Give a string for the shell, or a list of at least one word.",
+    )
+
+
+def input_chunks(stdin: Stdin) -> Iterator[bytes]:
+    """Standard input in pieces of a size that fits a frame. An empty one would mean its end."""
+    if isinstance(stdin, str | Bytes):
+        return _pieces([stdin])
+    if isinstance(stdin, Iterable):
+        return _pieces(stdin)
+    raise _no_input(stdin)
+
+
+def _pieces(stdin: Iterable[str | Bytes]) -> Iterator[bytes]:
+    for piece in stdin:
+        if not isinstance(piece, str | Bytes):
+            raise _no_input(piece)
+        try:
+            data = memoryview(piece.encode() if isinstance(piece, str) else piece).cast("B")
+        except UnicodeEncodeError as cause:
+            raise _no_input(piece) from cause
+        for start in range(0, len(data), INPUT_CHUNK):
+            yield bytes(data[start : start + INPUT_CHUNK])
+
+
+def _no_input(stdin: object) -> AtollError:
+    remedy = "Give text that can be UTF-8, bytes, or an iterable of either, such as a file."
+    return error(ErrorCode.INVALID_REQUEST, f"{stdin!r:.100} cannot be standard input", remedy=remedy)
+
+
+def _completion(done: ExecDone) -> ExecEvent:
+    return _event(
+        "complete",
+        exit_code=done.exit_code,
+        duration=done.duration,
+        timed_out=done.timed_out,
+        truncated=done.truncated,
+        session_ended=done.session_ended,
+    )
+
+
+def _event(type: str, **fields: object) -> ExecEvent:
+    return ExecEvent(type=type, timestamp=datetime.now(UTC), **fields)  # type: ignore[arg-type]

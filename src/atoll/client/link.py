@@ -1,0 +1,46 @@
+"""One sandbox at its server. Its options are sent before the first operation, and only if there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from atoll.client.server import Frames, Server
+from atoll.client.transport import Response
+from atoll.protocol.messages import Call
+from atoll.protocol.sandboxes import SandboxInfo, SandboxOptions
+
+T = TypeVar("T")
+
+
+class SandboxLink:
+    """What a sandbox and its sessions share."""
+
+    def __init__(self, server: Server, sandbox_id: str, options: SandboxOptions | None = None) -> None:
+        self.server = server
+        self.id = sandbox_id
+        self._options = options
+        self._has_sent_options = options is None
+        self._path = f"/v1/sandboxes/{sandbox_id}"
+
+    async def call(self, call: Call, stdin: Iterator[bytes] | None = None) -> Frames:
+        await self._send_options()
+        return await self.server.call(self.id, call, stdin)
+
+    async def ask(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
+        await self._send_options()
+        return await self.server.ask(method, self._path + path, answer, body)
+
+    async def stream(self, path: str, accept: str) -> Response:
+        await self._send_options()
+        return await self.server.stream(self._path + path, accept)
+
+    async def destroy(self) -> None:
+        """Its next operation makes a new one, with the same options."""
+        await self.server.tell("DELETE", self._path)
+        self._has_sent_options = self._options is None
+
+    async def _send_options(self) -> None:
+        if not self._has_sent_options:
+            await self.server.ask("PUT", self._path, SandboxInfo, self._options)
+            self._has_sent_options = True

@@ -1,0 +1,184 @@
+"""The server of this machine: found on its Unix socket, or started in the background.
+
+1. Whoever can connect to the socket is done.
+2. Otherwise a lock in the runtime directory decides who starts one. Who gets the lock looks again first, because the
+   one before may have been quicker.
+3. The server is nobody's child: it outlives the program that started it, and stops by itself when nothing needs it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.client.network import Stream, UnixAddress, connect
+from atoll.client.transport import CONNECT_SECONDS
+from atoll.client.waiting import pause
+from atoll.protocol.errors import AtollError, ErrorCode, error
+
+STATE_DIRECTORY = "/var/lib/atoll"
+RUNTIME_DIRECTORY = "/run/atoll"
+SOCKET, LOCK, LOG = "server.sock", "server-start.lock", "server.log"
+START_SECONDS = 60.0
+LOOK_PAUSE = 0.02
+LOG_TAIL = 2000
+COMMAND = [sys.executable, "-m", "atoll.cli", "serve", "--embedded"]
+# The shell ends at once, so that the server is adopted by init and leaves no zombie with us.
+DETACH = ["/bin/sh", "-c", '"$0" "$@" >&2 & echo $!']
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    state: Path
+    runtime: Path
+
+    @classmethod
+    def from_environment(cls) -> LocalServer:
+        state = os.environ.get("ATOLL_STATE_DIR") or STATE_DIRECTORY
+        runtime = os.environ.get("ATOLL_RUNTIME_DIR") or RUNTIME_DIRECTORY
+        return cls(Path(state).absolute(), Path(runtime).absolute())
+
+    @property
+    def address(self) -> UnixAddress:
+        return UnixAddress(str(self.runtime / SOCKET))
+
+    async def open_stream(self) -> Stream:
+        """A connection to the server, which is started if there is none."""
+        return await self._try_to_connect() or await self._start()
+
+    async def _try_to_connect(self) -> Stream | None:
+        try:
+            return await connect(self.address, CONNECT_SECONDS)
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            return None
+        except PermissionError as cause:
+            raise _not_root(f"the server at {self.address} is root's") from cause
+        except OSError as cause:
+            raise _failed(f"the server at {self.address} takes no connection: {cause.strerror}") from cause
+
+    async def _start(self) -> Stream:
+        if os.geteuid() != 0:
+            raise _not_root(f"there is no server at {self.address}, and starting one needs root")
+        try:
+            self.runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as cause:
+            raise _failed(f"{cause.filename} cannot be made: {cause.strerror}") from cause
+        with _opened(self.runtime / LOCK) as lock:
+            if other := await self._wait_for_turn(lock):
+                return other
+            with _opened(self.state / LOG) as log:
+                log_start = os.lseek(log, 0, os.SEEK_END)
+                return await self._wait_for(self._spawn(log), log_start)
+
+    async def _wait_for_turn(self, lock: int) -> Stream | None:
+        """Hold the lock, unless whoever held it before has brought a server up."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            is_mine = _lock(lock)
+            if stream := await self._try_to_connect():
+                return stream
+            if is_mine:
+                return None
+            if time.monotonic() > deadline:
+                raise _failed(f"another process has been starting the server for {START_SECONDS:g} seconds")
+            await pause(LOOK_PAUSE)
+
+    def _spawn(self, log: int) -> int:
+        directories = ["--state-dir", str(self.state), "--runtime-dir", str(self.runtime)]
+        try:
+            shell = subprocess.run(
+                [*DETACH, *COMMAND, *directories],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+                check=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as cause:
+            raise _failed(f"the server cannot be started: {cause}") from cause
+        return int(shell.stdout)
+
+    async def _wait_for(self, pid: int, log_start: int) -> Stream:
+        deadline = time.monotonic() + START_SECONDS
+        with _Watch(pid) as server:
+            while True:
+                has_ended = server.has_ended()  # asked first, so that one that served and ended is still found
+                if stream := await self._try_to_connect():
+                    return stream
+                if has_ended:
+                    raise _failed("the server ended as soon as it was started", self._log_tail(log_start))
+                if time.monotonic() > deadline:
+                    what = f"the server was started but took no connection within {START_SECONDS:g} seconds"
+                    raise _failed(what, self._log_tail(log_start))
+                await pause(LOOK_PAUSE)
+
+    def _log_tail(self, start: int) -> str:
+        log = self.state / LOG
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - LOG_TAIL))
+            tail = file.read(LOG_TAIL).decode(errors="replace").strip()
+        return f"{log} ends with:\n{tail}" if tail else f"{log} says nothing."
+
+
+class _Watch:
+    """A process that is nobody's child, by a descriptor that cannot come to mean another."""
+
+    def __init__(self, pid: int) -> None:
+        try:
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._descriptor = -1
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def has_ended(self) -> bool:
+        if self._descriptor < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as cause:
+        raise _failed(f"{path} cannot be opened: {cause.strerror}") from cause
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _failed(message: str, log_tail: str = "") -> AtollError:
+    hint = "`atoll doctor` says what this machine lacks."
+    return error(ErrorCode.SERVER_NOT_REACHABLE, message, remedy=f"{hint}\n{log_tail}".strip())
+
+
+def _not_root(message: str) -> AtollError:
+    remedy = "Run this as root, or set ATOLL_URL (or url=) to a server that you may use."
+    return error(ErrorCode.NOT_ROOT, message, remedy=remedy)

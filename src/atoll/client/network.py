@@ -1,0 +1,232 @@
+"""Bytes to and from a server: Unix, TCP and TLS sockets, none of which ever blocks its thread.
+
+Rules:
+1. What is sent goes out while `read` waits, so that two sides that both write never wait for each other.
+2. A write that fails says nothing: a server may answer and hang up before it has read everything. Reading tells.
+3. Nothing is buffered here but the chunk under way. Whoever does not read makes the server wait.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.client.waiting import look_up, pause, wait_for_socket
+
+if TYPE_CHECKING:
+    import ssl
+
+READ_SIZE = 64 * 1024
+BACKLOG_PAUSE = 0.005
+# A host that vanished without a word is noticed after about fifteen seconds.
+KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_PROBES = 6, 3, 3
+
+
+@dataclass(frozen=True)
+class UnixAddress:
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix://{self.path}"
+
+
+@dataclass(frozen=True)
+class TcpAddress:
+    host: str
+    port: int
+    has_tls: bool = False
+
+    @property
+    def authority(self) -> str:
+        """As in a URL and a Host header, which leave the usual port out."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.has_tls else 80) else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{'https' if self.has_tls else 'http'}://{self.authority}"
+
+
+Address = UnixAddress | TcpAddress
+
+
+async def connect(address: Address, seconds: float) -> Stream:
+    """A stream to `address`; an OSError if there is none within `seconds`."""
+    deadline = time.monotonic() + seconds
+    if isinstance(address, UnixAddress):
+        return await _connect_unix(address.path, deadline)
+    failure: OSError = OSError(f"{address.host} has no address")
+    for family, kind, protocol, _, target in await look_up(address.host, address.port):
+        try:
+            return await _connect_tcp(QuietSocket(family, kind, protocol), target, address, deadline)
+        except OSError as cause:
+            failure = cause
+    raise failure
+
+
+class QuietSocket(socket.socket):
+    """A socket that may be dropped: with us that is how a command is cancelled, and nothing to warn about."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Stream:
+    """One connection. Closed when it is dropped, which is how a server learns that nobody waits any more."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._socket = peer
+        self._owner = os.getpid()
+        self._unsent = memoryview(b"")
+        self._unmade: Iterator[bytes] | None = None
+        self._would_block: tuple[type[OSError], ...] = (BlockingIOError,)
+        self._tls: ssl.SSLSocket | None = None
+        self._is_closed = False
+        self._is_waiting = False
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent) or self._unmade is not None
+
+    def is_quiet(self) -> bool:
+        """Whether the peer has neither hung up nor said anything: what an idle connection must be."""
+        if self._is_closed:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def send(self, data: bytes, more: Iterator[bytes] | None = None) -> None:
+        """Send `data`, then `more`. What the peer does not take at once goes out while `read` waits."""
+        self._unsent = memoryview(data)
+        self._unmade = more
+        self._push()
+
+    async def read(self, seconds: float | None = None) -> bytes:
+        """What has come, b"" at the end, TimeoutError after `seconds` in which nothing moved."""
+        while not self._is_closed:
+            if not (self._tls and self._tls.pending()) and not await self._wait(seconds):
+                raise TimeoutError
+            if self._is_closed:
+                break
+            if self.has_unsent:
+                self._push()
+            try:
+                return self._socket.recv(READ_SIZE)
+            except self._would_block:
+                continue
+        return b""
+
+    def close(self) -> None:
+        """Twice is fine, and so is it while another task or thread reads, which then reads the end."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._unmade = None
+        if self._owner == os.getpid():
+            # Wakes whoever waits; and a process forked meanwhile may hold a copy, which must not keep the server busy.
+            with suppress(OSError):  # it has hung up already, or was never connected
+                self._socket.shutdown(socket.SHUT_RDWR)
+        if not self._is_waiting:
+            self._socket.close()
+
+    async def start_tls(self, host: str, deadline: float) -> None:
+        import ssl  # only who needs it pays for loading it
+
+        self._tls = self._socket = ssl.create_default_context().wrap_socket(
+            self._socket, server_hostname=host, do_handshake_on_connect=False
+        )
+        self._would_block = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+        while True:
+            try:
+                return self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._wait_for_connection(deadline, reading=True)
+            except ssl.SSLWantWriteError:
+                await self._wait_for_connection(deadline, reading=False)
+
+    async def finish_connecting(self, deadline: float) -> None:
+        await self._wait_for_connection(deadline, reading=False)
+        if problem := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(problem, os.strerror(problem))
+
+    async def _wait_for_connection(self, deadline: float, *, reading: bool) -> None:
+        left = deadline - time.monotonic()
+        if not await wait_for_socket(self._socket.fileno(), reading=reading, writing=not reading, seconds=left):
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    async def _wait(self, seconds: float | None) -> bool:
+        self._is_waiting = True
+        try:
+            return await wait_for_socket(self._socket.fileno(), reading=True, writing=self.has_unsent, seconds=seconds)
+        finally:
+            self._is_waiting = False
+            if self._is_closed:
+                self._socket.close()
+
+    def _push(self) -> None:
+        """Send one piece: a peer that takes everything at once must not keep us from everyone else."""
+        if not self._unsent and self._unmade is not None:
+            self._unsent = memoryview(next(self._unmade, b""))
+            if not self._unsent:
+                self._unmade = None
+                return
+        try:
+            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except self._would_block:
+            return
+        except OSError:  # rule 2
+            self._unsent, self._unmade = memoryview(b""), None
+
+
+async def _connect_unix(path: str, deadline: float) -> Stream:
+    directory, name = os.path.split(path)
+    # A socket's path may have 107 bytes; through a descriptor of its directory it always fits.
+    descriptor = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    peer = QuietSocket(socket.AF_UNIX)
+    peer.setblocking(False)
+    stream = Stream(peer)
+    try:
+        while True:
+            try:
+                peer.connect(f"/proc/self/fd/{descriptor}/{name}")
+                return stream
+            except BlockingIOError:  # so many wait already; a Unix socket cannot tell us when there is room
+                if time.monotonic() > deadline:
+                    raise
+                await pause(BACKLOG_PAUSE)
+    except BaseException:
+        stream.close()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+async def _connect_tcp(peer: socket.socket, target: tuple[object, ...], address: TcpAddress, deadline: float) -> Stream:
+    peer.setblocking(False)
+    stream = Stream(peer)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    try:
+        try:
+            peer.connect(target)
+        except BlockingIOError:
+            await stream.finish_connecting(deadline)
+        if address.has_tls:
+            await stream.start_tls(address.host, deadline)
+    except BaseException:
+        stream.close()
+        raise
+    return stream

@@ -1,0 +1,242 @@
+"""Sandboxes by their id."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, TypedDict, Unpack
+from urllib.parse import quote
+
+import msgspec
+
+from atoll.client import sessions
+from atoll.client.commands import AsyncCommands, Environment
+from atoll.client.events import AsyncEventStream
+from atoll.client.link import SandboxLink
+from atoll.client.server import find_server
+from atoll.client.sessions import AsyncSession
+from atoll.protocol.durations import parse_duration
+from atoll.protocol.environment import check_environment
+from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.ids import parse_sandbox_id
+from atoll.protocol.limits import Limits, parse_limits
+from atoll.protocol.messages import DEFAULT_DIRECTORY, SessionInfo
+from atoll.protocol.sandboxes import (
+    DEFAULT_IMAGE,
+    EventList,
+    SandboxEvent,
+    SandboxInfo,
+    SandboxList,
+    SandboxOptions,
+    SandboxState,
+)
+
+DEFAULT_SLEEP_AFTER = "10m"
+LATER = {
+    "network": "Until then a sandbox has a loopback interface and no other network.",
+    "secrets": "Until then pass them in env=, where commands can read them.",
+    "ttl": "Until then call destroy() when you are done, or use temporary_sandbox().",
+    "snapshot": "Until then make the sandbox from an image.",
+}
+
+LimitsGiven = Limits | str | dict[str, Any]
+
+
+def get_async_sandbox(
+    id: str,
+    *,
+    image: str | None = None,
+    sleep_after: float | str = DEFAULT_SLEEP_AFTER,
+    keep_alive: bool = False,
+    env: Mapping[str, str] | None = None,
+    limits: LimitsGiven | None = None,
+    network: object = None,
+    secrets: object = None,
+    labels: Mapping[str, str] | None = None,
+    ttl: float | str | None = None,
+    snapshot: object = None,
+    url: str | None = None,
+    api_key: str | None = None,
+) -> AsyncSandbox:
+    """The sandbox with this id. Returns at once; the first operation makes it, or wakes it.
+
+    The same id always reaches the same sandbox, from any process and any client. Options count when it is made; one
+    that exists keeps what it has. `url` and `api_key` default to ATOLL_URL and ATOLL_API_KEY; without either, the
+    server of this machine is used, and started if it does not run.
+    """
+    _refuse_what_comes_later(network=network, secrets=secrets, ttl=ttl, snapshot=snapshot)
+    check_environment(env or {})
+    options = SandboxOptions(
+        image=image or DEFAULT_IMAGE,
+        limits=_sendable(limits),
+        env=dict(env or {}),
+        labels=_checked_labels(labels),
+        sleep_after=_seconds_unless_default(sleep_after),
+        keep_alive=keep_alive,
+    )
+    given = None if options == SandboxOptions() else options
+    return AsyncSandbox(SandboxLink(find_server(url, api_key), parse_sandbox_id(id), given))
+
+
+class SandboxArguments(TypedDict, total=False):
+    """What `get_async_sandbox` takes besides the id."""
+
+    image: str | None
+    sleep_after: float | str
+    keep_alive: bool
+    env: Mapping[str, str] | None
+    limits: LimitsGiven | None
+    network: object
+    secrets: object
+    labels: Mapping[str, str] | None
+    ttl: float | str | None
+    snapshot: object
+    url: str | None
+    api_key: str | None
+
+
+def temporary_async_sandbox(id: str | None = None, **options: Unpack[SandboxArguments]) -> AsyncSandbox:
+    """A sandbox for the length of a block, which destroys it. Takes the options of `get_async_sandbox`.
+
+    async with temporary_async_sandbox() as sandbox:
+        print(await sandbox.exec("echo hello"))
+    """
+    sandbox = get_async_sandbox(id or f"temporary-{secrets.token_hex(5)}", **options)
+    sandbox.is_temporary = True
+    return sandbox
+
+
+async def list_sandboxes_async(
+    *,
+    labels: Mapping[str, str] | None = None,
+    state: SandboxState | str | None = None,
+    url: str | None = None,
+    api_key: str | None = None,
+) -> list[SandboxInfo]:
+    """The sandboxes of a server that have all these labels and are in this state."""
+    conditions = [f"label={quote(f'{name}={value}')}" for name, value in _checked_labels(labels).items()]
+    if state is not None:
+        conditions.append(f"state={_checked_state(state).value}")
+    query = f"?{'&'.join(conditions)}" if conditions else ""
+    found = await find_server(url, api_key).ask("GET", f"/v1/sandboxes{query}", SandboxList)
+    return found.sandboxes
+
+
+class AsyncSandbox(AsyncCommands):
+    """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
+
+    As a context manager it releases its connections at the end of the block, and if it came from
+    `temporary_async_sandbox` it is destroyed.
+    """
+
+    is_temporary = False
+
+    @property
+    def id(self) -> str:
+        return self._link.id
+
+    async def status(self) -> SandboxInfo:
+        """Its state, since when and why; image, isolation, limits, and what it uses.
+
+        Asking makes no sandbox, unless options were given: SANDBOX_NOT_FOUND says that there is none.
+        """
+        return await self._link.ask("GET", SandboxInfo)
+
+    async def destroy(self) -> None:
+        """Everything of it is gone: processes, files, sessions. Twice is fine."""
+        await self._link.destroy()
+
+    async def set_env_vars(self, env: Environment) -> None:
+        """Variables for every command and session from now on. None as a value takes one away."""
+        check_environment(env)
+        await self._link.ask("PATCH", SandboxInfo, path="/env", body=dict(env))
+
+    async def set_labels(self, labels: Mapping[str, str]) -> None:
+        """Its labels from now on, instead of those it had."""
+        await self._link.ask("PUT", SandboxInfo, path="/labels", body=_checked_labels(labels))
+
+    async def events(self, since: int | None = None) -> list[SandboxEvent]:
+        """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
+        found = await self._link.ask("GET", EventList, path=f"/events?since={_checked_number(since)}")
+        return found.events
+
+    def follow_events(self, since: int | None = None) -> AsyncEventStream:
+        """Its timeline as an iterator that goes on as things happen."""
+        return AsyncEventStream(self._link, _checked_number(since))
+
+    async def create_session(
+        self, id: str | None = None, *, env: Environment | None = None, cwd: str = DEFAULT_DIRECTORY
+    ) -> AsyncSession:
+        """Another shell, with its own directory, variables, functions and options."""
+        return await sessions.create_session(self._link, id, env, cwd)
+
+    async def get_session(self, id: str) -> AsyncSession:
+        """The session with this id, which must exist."""
+        return await sessions.get_session(self._link, id)
+
+    async def list_sessions(self) -> list[SessionInfo]:
+        return await sessions.list_sessions(self._link)
+
+    async def delete_session(self, id: str) -> None:
+        """End its shell and what runs in it. Background processes live on."""
+        await sessions.delete_session(self._link, id)
+
+    async def aclose(self) -> None:
+        """Release its connections. It stays usable."""
+        self._link.server.transport.close_idle()
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            if self.is_temporary:
+                await self.destroy()
+        finally:
+            await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<AsyncSandbox {self.id!r} at {self._link.server.address}>"
+
+
+def _refuse_what_comes_later(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise error(ErrorCode.NOT_AVAILABLE_YET, f"{name}= is not available yet", remedy=LATER[name], option=name)
+
+
+def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
+    if limits is None:
+        return None
+    checked = parse_limits(limits)
+    return limits if isinstance(limits, str) else dict(msgspec.to_builtins(checked))
+
+
+def _seconds_unless_default(sleep_after: float | str) -> float | None:
+    seconds = parse_duration(sleep_after, "sleep_after")
+    return None if seconds == parse_duration(DEFAULT_SLEEP_AFTER) else seconds
+
+
+def _checked_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    for name, value in (labels or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name:
+            message = f"{name!r:.100}: {value!r:.100} is not a label"
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give text for both; a name has no '='.")
+    return dict(labels or {})
+
+
+def _checked_state(state: SandboxState | str) -> SandboxState:
+    try:
+        return SandboxState(state)
+    except ValueError as cause:
+        remedy = f"Use one of {', '.join(known.value for known in SandboxState)}."
+        raise error(ErrorCode.INVALID_REQUEST, f"{state!r:.100} is not a state", remedy=remedy) from cause
+
+
+def _checked_number(since: int | None) -> int:
+    if since is None:
+        return 0
+    if isinstance(since, bool) or not isinstance(since, int) or since < 0:
+        remedy = "Give the number of the last event you have seen."
+        raise error(ErrorCode.INVALID_REQUEST, f"since={since!r:.100} is not an event's number", remedy=remedy)
+    return since

@@ -1,0 +1,295 @@
+"""HTTP/1.1 to one server, over connections that are kept for the next request.
+
+Rules:
+1. A request is repeated only when nothing can have run: the connection could not be made, or one kept idle had been
+   closed before anything was written to it. After that a lost connection is SERVER_LOST.
+2. Nobody waits for ever. A command may be silent for hours, so silence is no failure; but after QUIET_SECONDS of it
+   the server is asked, over another connection, whether it is there.
+3. What a server may make us keep is bounded: the head of an answer, the body of one that is not streamed, idle
+   connections.
+4. The pool is a deque, whose `append` and `pop` are atomic: threads share it without a lock, which a fork could
+   leave locked for ever. A forked process leaves its parent's connections alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import httptools
+
+from atoll.client.network import Stream, TcpAddress, connect
+from atoll.client.waiting import pause
+from atoll.protocol.errors import AtollError, ErrorCode, error
+
+if TYPE_CHECKING:
+    from atoll.client.network import Address
+
+IDLE_CONNECTIONS = 16
+CONNECT_SECONDS = 10.0
+CONNECT_PAUSES = (0.1, 0.3, 0.6)  # a server that is being restarted is back within them, more often than not
+QUIET_SECONDS = 5.0
+PROBE_SECONDS = 10.0
+END_SECONDS = 0.1  # for the end of an answer whose last frame is here; later ones cost us the connection
+MAX_HEAD = 64 * 1024
+MAX_ANSWER = 64 * 2**20
+
+Opener = Callable[[], Awaitable[Stream]]
+
+
+class Transport:
+    """All connections to one server. `open_stream` makes one, and may start the server for it."""
+
+    def __init__(self, address: Address, *, api_key: str | None = None, open_stream: Opener | None = None) -> None:
+        self.address = address
+        self.quiet_seconds = QUIET_SECONDS
+        self.probe_seconds = PROBE_SECONDS
+        host = address.authority if isinstance(address, TcpAddress) else "localhost"
+        self._head = f" HTTP/1.1\r\nhost: {host}\r\n"
+        if api_key:
+            self._head += f"authorization: Bearer {api_key}\r\n"
+        self._open_stream = open_stream
+        self._idle: deque[Stream] = deque()
+        self._owner = os.getpid()
+        self._alive_at = -self.quiet_seconds
+
+    async def request(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes | Iterator[bytes] = b"",
+        content_type: str = "application/json",
+        accept: str = "application/json",
+    ) -> Response:
+        """Send a request and return its answer once its head is here. A body that is an iterator goes out in chunks."""
+        head = f"{method} {target}{self._head}accept: {accept}\r\n"
+        stream = await self._connection()
+        response = Response(self, stream)
+        try:
+            if isinstance(body, bytes):
+                kind = f"content-type: {content_type}\r\n" if body else ""
+                stream.send(f"{head}{kind}content-length: {len(body)}\r\n\r\n".encode() + body)
+            else:
+                head += f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
+                stream.send(head.encode(), chunked(body))
+            await response.read_head()
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def take_back(self, stream: Stream) -> None:
+        if len(self._idle) < IDLE_CONNECTIONS and self._owner == os.getpid():
+            self._idle.append(stream)
+        else:
+            stream.close()
+
+    def close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    async def check_alive(self) -> None:
+        """Return if the server answers anything at all, on a connection of its own; SERVER_LOST if not."""
+        if time.monotonic() < self._alive_at + self.quiet_seconds:  # another silent answer has just had us ask
+            return
+        deadline = time.monotonic() + self.probe_seconds
+        try:
+            stream = await connect(self.address, self.probe_seconds)
+            try:
+                stream.send(f"GET /v1/server{self._head}connection: close\r\n\r\n".encode())
+                is_alive = await stream.read(deadline - time.monotonic())
+            finally:
+                stream.close()
+        except OSError as cause:
+            raise self.lost("no longer answers") from cause
+        if not is_alive:
+            raise self.lost("no longer answers")
+        self._alive_at = time.monotonic()
+
+    def lost(self, what: str) -> AtollError:
+        return error(
+            ErrorCode.SERVER_LOST,
+            f"the server at {self.address} {what}",
+            remedy="What was asked for may or may not have happened. Look, then ask again; sandboxes live on.",
+            address=str(self.address),
+        )
+
+    async def _connection(self) -> Stream:
+        if self._owner != os.getpid():
+            self._idle, self._owner = deque(), os.getpid()  # dropped, so closed here; the parent's stay open
+        while True:
+            try:
+                stream = self._idle.pop()
+            except IndexError:  # another thread may have taken the last
+                break
+            if stream.is_quiet():
+                return stream
+            stream.close()
+        return await (self._open_stream or self._connect)()
+
+    async def _connect(self) -> Stream:
+        for seconds in CONNECT_PAUSES:
+            try:
+                return await connect(self.address, CONNECT_SECONDS)
+            except (ConnectionRefusedError, FileNotFoundError):
+                await pause(seconds)
+            except OSError as cause:
+                raise not_reachable(self.address, cause) from cause
+        try:
+            return await connect(self.address, CONNECT_SECONDS)
+        except OSError as cause:
+            raise not_reachable(self.address, cause) from cause
+
+
+class Response:
+    """An answer: its head is here, its body comes as it is read. Left early, it takes the connection with it."""
+
+    def __init__(self, transport: Transport, stream: Stream) -> None:
+        self.status = 0
+        self._transport = transport
+        self._stream = stream
+        self._answer = Answer()
+        self._is_released = False
+
+    async def read_head(self) -> None:
+        while not self._answer.has_head:
+            await self._receive()
+        self.status = self._answer.status
+
+    async def next_chunk(self) -> bytes:
+        """Some of the body as it comes, b"" at its end."""
+        while not self._answer.body and not self._answer.is_complete:
+            await self._receive()
+        body = self._answer.take_body()
+        if self._answer.is_complete:
+            self._release()
+        return body
+
+    async def read(self, limit: int = MAX_ANSWER) -> bytes:
+        """All of the body."""
+        body = bytearray()
+        try:
+            while chunk := await self.next_chunk():
+                body += chunk
+                if len(body) > limit:
+                    raise self._transport.lost(f"sent an answer of more than {limit} bytes")
+        finally:
+            self.close()
+        return bytes(body)
+
+    async def finish(self) -> None:
+        """Nothing more is wanted. If the end is near the connection is kept."""
+        deadline = time.monotonic() + END_SECONDS
+        try:
+            while not self._answer.is_complete and not self._answer.body:
+                self._feed(await self._stream.read(deadline - time.monotonic()))
+            self._release()
+        except (OSError, AtollError):  # the answer was whole before this
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the connection. The server takes it as a cancellation, if the answer was not complete."""
+        if not self._is_released:
+            self._is_released = True
+            self._answer.end()
+            self._stream.close()
+
+    def _release(self) -> None:
+        if not self._is_released and self._answer.may_be_reused and not self._stream.has_unsent:
+            self._is_released = True
+            self._answer.end()
+            self._transport.take_back(self._stream)
+        self.close()
+
+    async def _receive(self) -> None:
+        try:
+            data = await self._stream.read(self._transport.quiet_seconds)
+        except TimeoutError:
+            await self._transport.check_alive()
+            return
+        except OSError as cause:
+            raise self._transport.lost(f"broke the connection: {cause.strerror}") from cause
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        if not data:
+            raise self._transport.lost("hung up before its answer was complete")
+        try:
+            self._answer.feed(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, HeadTooLargeError) as cause:
+            if not self._answer.is_complete:  # what follows a whole answer spoils the connection, not the answer
+                raise self._transport.lost(f"sent what is no HTTP answer: {cause}") from cause
+            self._answer.may_be_reused = False
+
+
+class HeadTooLargeError(Exception):
+    pass
+
+
+class Answer:
+    """What the parser has found so far."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.body: list[bytes] = []
+        self.has_head = False
+        self.is_complete = False
+        self.may_be_reused = False
+        self._head_bytes = 0
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        if not self.has_head:
+            self._head_bytes += len(data)
+        assert self._parser
+        self._parser.feed_data(data)
+        if not self.has_head and self._head_bytes > MAX_HEAD:
+            raise HeadTooLargeError(f"its head has more than {MAX_HEAD} bytes")
+
+    def take_body(self) -> bytes:
+        body = self.body[0] if len(self.body) == 1 else b"".join(self.body)
+        self.body.clear()
+        return body
+
+    def on_message_begin(self) -> None:
+        if self.is_complete:
+            raise ValueError("more than one answer came")
+
+    def on_headers_complete(self) -> None:
+        assert self._parser
+        self.status = self._parser.get_status_code()
+        self.has_head = self.status >= 200  # 100 Continue and 103 Early Hints come before the answer proper
+
+    def on_body(self, data: bytes) -> None:
+        self.body.append(data)
+
+    def on_message_complete(self) -> None:
+        self.is_complete = self.has_head
+        self.may_be_reused = self.has_head and self._parser is not None and self._parser.should_keep_alive()
+
+    def end(self) -> None:
+        """Parser and answer know each other; without this they would wait for the garbage collector."""
+        self._parser = None
+
+
+def chunked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield b"%x\r\n%b\r\n" % (len(piece), piece)
+    yield b"0\r\n\r\n"
+
+
+def not_reachable(address: Address, cause: OSError) -> AtollError:
+    return error(
+        ErrorCode.SERVER_NOT_REACHABLE,
+        f"no server answers at {address}: {cause.strerror or cause}",
+        remedy="Start one (`atoll serve`), or correct url= or ATOLL_URL.",
+        address=str(address),
+    )

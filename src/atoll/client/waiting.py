@@ -1,0 +1,56 @@
+"""Everything the SDK waits for, on the running event loop.
+
+Only this file knows asyncio. Its blocking twin, `blocking_waiting.py`, has the same functions for threads; the rest
+of the SDK is written once. A socket is with the loop only while it is waited for, so a connection that is kept for
+later belongs to no loop, and serves whichever asks next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+from typing import Any
+
+AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+
+
+async def wait_for_socket(descriptor: int, *, reading: bool, writing: bool, seconds: float | None) -> bool:
+    """Whether the socket became ready within `seconds`, or ever."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[bool] = loop.create_future()
+    alarm = None if seconds is None else loop.call_later(max(0.0, seconds), _resolve, ready, False)
+    if reading:
+        loop.add_reader(descriptor, _resolve, ready, True)
+    if writing:
+        loop.add_writer(descriptor, _resolve, ready, True)
+    try:
+        return await ready
+    finally:
+        if alarm:
+            alarm.cancel()
+        if reading:
+            loop.remove_reader(descriptor)
+        if writing:
+            loop.remove_writer(descriptor)
+
+
+async def pause(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+async def look_up(host: str, port: int) -> list[AddressInfo]:
+    """The addresses of a host, best first."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(found)
+
+
+async def settle(outcome: object) -> None:
+    """Wait for what a callback returned, if there is something to wait for."""
+    if inspect.isawaitable(outcome):
+        await outcome
+
+
+def _resolve(ready: asyncio.Future[bool], outcome: bool) -> None:
+    if not ready.done():
+        ready.set_result(outcome)

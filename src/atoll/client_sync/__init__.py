@@ -1,0 +1,1 @@
+"""The SDK, blocking. Made from `atoll.client`: edit there, then `make sync`."""

@@ -1,0 +1,47 @@
+# Generated from src/atoll/client/link.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+"""One sandbox at its server. Its options are sent before the first operation, and only if there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from atoll.client_sync.server import Frames, Server
+from atoll.client_sync.transport import Response
+from atoll.protocol.messages import Call
+from atoll.protocol.sandboxes import SandboxInfo, SandboxOptions
+
+T = TypeVar("T")
+
+
+class SandboxLink:
+    """What a sandbox and its sessions share."""
+
+    def __init__(self, server: Server, sandbox_id: str, options: SandboxOptions | None = None) -> None:
+        self.server = server
+        self.id = sandbox_id
+        self._options = options
+        self._has_sent_options = options is None
+        self._path = f"/v1/sandboxes/{sandbox_id}"
+
+    def call(self, call: Call, stdin: Iterator[bytes] | None = None) -> Frames:
+        self._send_options()
+        return self.server.call(self.id, call, stdin)
+
+    def ask(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
+        self._send_options()
+        return self.server.ask(method, self._path + path, answer, body)
+
+    def stream(self, path: str, accept: str) -> Response:
+        self._send_options()
+        return self.server.stream(self._path + path, accept)
+
+    def destroy(self) -> None:
+        """Its next operation makes a new one, with the same options."""
+        self.server.tell("DELETE", self._path)
+        self._has_sent_options = self._options is None
+
+    def _send_options(self) -> None:
+        if not self._has_sent_options:
+            self.server.ask("PUT", self._path, SandboxInfo, self._options)
+            self._has_sent_options = True

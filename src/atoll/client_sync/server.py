@@ -1,0 +1,218 @@
+# Generated from src/atoll/client/server.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+"""A server as its clients see it: requests that end in a typed answer or a typed error."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from atoll.client_sync.local_server import LocalServer
+from atoll.client_sync.network import Address, TcpAddress, UnixAddress
+from atoll.client_sync.transport import Response, Transport
+from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
+from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
+from atoll.protocol.messages import Call, decode_error, encode_message
+
+FRAMES = "application/vnd.atoll.frames"
+MAX_ERROR = 2**20
+MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
+UNREACHABLE = (502, 503, 504)  # said by a proxy in front of a server that is not there
+DENIED = (401, 403)
+
+T = TypeVar("T")
+
+
+def find_server(url: str | None = None, api_key: str | None = None) -> Server:
+    """The server at `url`, at ATOLL_URL, or on this machine; always the same object, so that connections are shared."""
+    url = url or os.environ.get("ATOLL_URL") or ""
+    api_key = api_key or os.environ.get("ATOLL_API_KEY") or None
+    return shared_server(url, api_key, None if url else LocalServer.from_environment())
+
+
+@lru_cache(maxsize=MAX_SERVERS)
+def shared_server(url: str, api_key: str | None, local: LocalServer | None) -> Server:
+    return Server(url, api_key, local)
+
+
+class Server:
+    def __init__(self, url: str, api_key: str | None, local: LocalServer | None = None) -> None:
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise error(ErrorCode.INVALID_API_KEY, "the API key is not printable ASCII", remedy="Check api_key=.")
+        self.address, self._prefix = (local.address, "") if local else parse_url(url)
+        self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
+
+    def ask(self, method: str, path: str, answer: type[T], body: object = None) -> T:
+        """The answer to a request, which must be an `answer`."""
+        response = self._request(method, path, body)
+        try:
+            return msgspec.json.decode(response.read(), type=answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
+            raise self._nonsense(f"{method} {path} was answered with {cause}") from cause
+
+    def tell(self, method: str, path: str, body: object = None) -> None:
+        """A request whose answer says nothing."""
+        (self._request(method, path, body)).read()
+
+    def call(self, sandbox_id: str, call: Call, stdin: Iterator[bytes] | None = None) -> Frames:
+        """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
+        first = encode_frame(FrameKind.CALL, encode_call(call))
+        response = self.transport.request(
+            "POST",
+            f"{self._prefix}/v1/sandboxes/{sandbox_id}/call",
+            body=first if stdin is None else _input_frames(first, stdin),
+            content_type=FRAMES,
+            accept=FRAMES,
+        )
+        self._raise_for_status(response)
+        return Frames(self, response)
+
+    def stream(self, path: str, accept: str) -> Response:
+        response = self.transport.request("GET", self._prefix + path, accept=accept)
+        self._raise_for_status(response)
+        return response
+
+    def _request(self, method: str, path: str, body: object) -> Response:
+        content = b"" if body is None else _encode_json(body)
+        response = self.transport.request(method, self._prefix + path, body=content)
+        self._raise_for_status(response)
+        return response
+
+    def _raise_for_status(self, response: Response) -> None:
+        if response.status < 300:
+            return
+        body = response.read(MAX_ERROR)
+        try:
+            problem = from_body(msgspec.json.decode(body, type=ErrorBody))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            problem = self._foreign_error(response.status, body)
+        raise problem
+
+    def _foreign_error(self, status: int, body: bytes) -> AtollError:
+        """For an error that was not worded by us: a proxy's, or another program's."""
+        shown = f"{self.address} answered {status}: {body[:200].decode(errors='replace')!r}"
+        if status in UNREACHABLE:
+            return error(ErrorCode.SERVER_NOT_REACHABLE, shown, remedy="Is the server behind it running?")
+        if status in DENIED:
+            return error(ErrorCode.INVALID_API_KEY, shown, remedy="Check api_key= or ATOLL_API_KEY.")
+        return self._nonsense(shown)
+
+    def _nonsense(self, what: str) -> AtollError:
+        remedy = f"Is there an Atoll server of this version at {self.address}?"
+        return error(ErrorCode.INTERNAL_ERROR, what, remedy=remedy)
+
+
+class Frames:
+    """The frames of a call's answer, DONE last."""
+
+    def __init__(self, server: Server, response: Response) -> None:
+        self._server = server
+        self._response = response
+        self._decoder = FrameDecoder()
+        self._frames: deque[Frame] = deque()
+
+    def next(self) -> Frame:
+        """The next frame. A call that failed raises its error here."""
+        while not self._frames:
+            chunk = self._response.next_chunk()
+            if not chunk:
+                raise self._server.transport.lost("ended its answer before the command's result")
+            self._feed(chunk)
+        frame = self._frames.popleft()
+        if frame.kind is FrameKind.FAILED:
+            self._response.finish()
+            raise from_body(self.decode(decode_error, frame))
+        if frame.kind is FrameKind.DONE:
+            self._response.finish()
+        elif frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR):
+            raise misbehaved(f"a {frame.kind.name} frame came")
+        return frame
+
+    def result(self) -> Frame:
+        """The DONE frame of a call that has no output."""
+        try:
+            frame = self.next()
+            if frame.kind is not FrameKind.DONE:
+                raise misbehaved(f"a {frame.kind.name} frame came")
+            return frame
+        finally:
+            self.close()
+
+    def decode(self, decoder: Any, frame: Frame) -> Any:
+        try:
+            return decoder(frame.payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
+            raise misbehaved(f"its {frame.kind.name} frame makes no sense: {cause}") from cause
+
+    def close(self) -> None:
+        """Cancels what is under way, if anything is."""
+        self._response.close()
+
+    def _feed(self, chunk: bytes) -> None:
+        try:
+            self._frames.extend(self._decoder.feed(chunk))
+        except FrameError as cause:
+            raise misbehaved(str(cause)) from cause
+
+
+def misbehaved(what: str) -> AtollError:
+    message = f"the sandbox's agent broke the protocol: {what}"
+    return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Destroy the sandbox.")
+
+
+def encode_call(call: Call) -> bytes:
+    try:
+        message = encode_message(call)
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError) as cause:
+        remedy = "Use text that is valid UTF-8."
+        raise error(ErrorCode.INVALID_COMMAND, f"the command cannot be sent: {cause}", remedy=remedy) from cause
+    if len(message) > MAX_PAYLOAD:
+        raise error(
+            ErrorCode.INVALID_COMMAND,
+            f"the command with its environment takes {len(message)} bytes; {MAX_PAYLOAD} are allowed",
+            remedy="Pass what is large on standard input or in a file.",
+        )
+    return message
+
+
+def parse_url(url: str) -> tuple[Address, str]:
+    """Where `url` points to, and the path before ours, if a proxy has one."""
+    try:
+        parts = urlsplit(url if url.isascii() and url.isprintable() and " " not in url else "")
+        if parts.scheme == "unix" and parts.path and not parts.netloc:
+            return UnixAddress(parts.path), ""
+        if (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and not (parts.query or parts.fragment or parts.username)
+        ):
+            has_tls = parts.scheme == "https"
+            address = TcpAddress(parts.hostname, parts.port or (443 if has_tls else 80), has_tls)
+            return address, parts.path.rstrip("/")
+    except ValueError:  # a port that is none
+        pass
+    raise error(
+        ErrorCode.INVALID_REQUEST,
+        f"{url!r:.200} is not the URL of a server",
+        remedy="Give http://host:port, https://host or unix:///path/to/server.sock in url= or ATOLL_URL.",
+    )
+
+
+def _input_frames(first: bytes, stdin: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    for chunk in stdin:
+        yield encode_frame(FrameKind.INPUT, chunk)
+    yield encode_frame(FrameKind.INPUT)
+
+
+def _encode_json(body: object) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError) as cause:
+        remedy = "Use text, numbers and dictionaries of them."
+        raise error(ErrorCode.INVALID_REQUEST, f"this cannot be sent: {cause}", remedy=remedy) from cause

@@ -1,0 +1,71 @@
+# Generated from src/atoll/client/sessions.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+"""Sessions: further shells of a sandbox, each with its own directory, variables, functions and options."""
+
+from __future__ import annotations
+
+import secrets
+
+from atoll.client_sync.commands import Commands, Environment
+from atoll.client_sync.link import SandboxLink
+from atoll.protocol.environment import check_environment
+from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.messages import (
+    DEFAULT_DIRECTORY,
+    DEFAULT_SESSION,
+    CreateSession,
+    DeleteSession,
+    ListSessions,
+    SessionInfo,
+    Sessions,
+    decode_session,
+    decode_sessions,
+)
+
+
+class Session(Commands):
+    """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
+
+    @property
+    def id(self) -> str:
+        return self._session_id
+
+    @property
+    def sandbox_id(self) -> str:
+        return self._link.id
+
+    def delete(self) -> None:
+        """End the shell and what runs in it. Background processes live on."""
+        delete_session(self._link, self._session_id)
+
+    def __repr__(self) -> str:
+        return f"<Session {self._session_id!r} of sandbox {self._link.id!r}>"
+
+
+def create_session(link: SandboxLink, id: str | None, env: Environment | None, cwd: str | None) -> Session:
+    check_environment(env or {})
+    session_id = id or f"session-{secrets.token_hex(4)}"
+    call = CreateSession(session_id=session_id, cwd=cwd or DEFAULT_DIRECTORY, env=dict(env or {}))
+    frames = link.call(call)
+    created: SessionInfo = frames.decode(decode_session, frames.result())
+    return Session(link, created.id)
+
+
+def get_session(link: SandboxLink, id: str) -> Session:
+    if id != DEFAULT_SESSION and all(session.id != id for session in list_sessions(link)):
+        raise error(
+            ErrorCode.SESSION_NOT_FOUND,
+            f"sandbox {link.id!r} has no session {id!r:.100}",
+            remedy="create_session() makes one, list_sessions() shows those there are.",
+        )
+    return Session(link, id)
+
+
+def list_sessions(link: SandboxLink) -> list[SessionInfo]:
+    frames = link.call(ListSessions())
+    found: Sessions = frames.decode(decode_sessions, frames.result())
+    return found.sessions
+
+
+def delete_session(link: SandboxLink, id: str) -> None:
+    frames = link.call(DeleteSession(session_id=id))
+    frames.result()
