@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from atoll.agent.posix_spawn import Vector, make_vector, posix_spawn
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.messages import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from atoll.protocol.messages import Exec
 
-DEFAULT_DIRECTORY = "/workspace"
 MAX_TIMEOUT_SECONDS = 10**7
 
 

@@ -29,6 +29,9 @@ class ErrorCode(StrEnum):
     IMAGE_NOT_FOUND = "IMAGE_NOT_FOUND"
     IMAGE_EXISTS = "IMAGE_EXISTS"
     SANDBOX_EXISTS = "SANDBOX_EXISTS"
+    INVALID_SESSION_ID = "INVALID_SESSION_ID"
+    SESSION_NOT_FOUND = "SESSION_NOT_FOUND"
+    SESSION_EXISTS = "SESSION_EXISTS"
     SANDBOX_NOT_FOUND = "SANDBOX_NOT_FOUND"
     COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
@@ -172,6 +175,11 @@ class NotRootError(HostError, PermissionError):
     errno_value = errno.EPERM
 
 
+class PortNotOpenError(SandboxError, ConnectionRefusedError):
+    code = ErrorCode.PORT_NOT_OPEN
+    errno_value = errno.ECONNREFUSED
+
+
 class NoSpaceError(HostError, OSError):
     code = ErrorCode.NO_SPACE
     errno_value = errno.ENOSPC
@@ -184,7 +192,11 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.INVALID_COMMAND: InvalidValueError,
     ErrorCode.INVALID_ENVIRONMENT: InvalidValueError,
     ErrorCode.INVALID_REQUEST: InvalidValueError,
+    ErrorCode.INVALID_PORT: InvalidValueError,
+    ErrorCode.INVALID_SESSION_ID: InvalidValueError,
     ErrorCode.IMAGE_NOT_FOUND: NotFoundError,
+    ErrorCode.SESSION_NOT_FOUND: NotFoundError,
+    ErrorCode.SESSION_EXISTS: AlreadyExistsError,
     ErrorCode.SANDBOX_NOT_FOUND: NotFoundError,
     ErrorCode.IMAGE_EXISTS: AlreadyExistsError,
     ErrorCode.SANDBOX_EXISTS: AlreadyExistsError,
@@ -195,6 +207,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.PROCESS_LIMIT_REACHED: LimitReachedError,
     ErrorCode.SANDBOX_NOT_RUNNING: SandboxError,
     ErrorCode.SANDBOX_NOT_FROZEN: SandboxError,
+    ErrorCode.PORT_NOT_OPEN: PortNotOpenError,
     ErrorCode.AGENT_BUSY: SandboxError,
     ErrorCode.AGENT_LOST: AgentLostError,
     ErrorCode.AGENT_TIMEOUT: AgentTimeoutError,

@@ -8,16 +8,19 @@ from atoll.protocol.errors import ErrorBody
 
 PROTOCOL_VERSION = 1
 TIMED_OUT_EXIT_CODE = 124  # as coreutils' timeout does
+DEFAULT_SESSION = "default"
+DEFAULT_DIRECTORY = "/workspace"
 
 
 class Exec(msgspec.Struct, frozen=True, kw_only=True, tag="exec", forbid_unknown_fields=True, omit_defaults=True):
-    """Run a program, with no shell in between.
+    """Run a program, with no shell in between. In a session it waits for its turn and starts in its directory.
 
     `env` is added to the sandbox's own variables; None takes one away. With `stdin` the host sends INPUT frames,
     without it the program reads end of file at once. Past `max_output` bytes a stream is read on and dropped.
     """
 
     argv: list[str]
+    session_id: str | None = None
     cwd: str | None = None
     env: dict[str, str | None] = {}
     stdin: bool = False
@@ -25,11 +28,54 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, tag="exec", forbid_unknown
     max_output: int | None = None
 
 
+class ExecShell(
+    msgspec.Struct, frozen=True, kw_only=True, tag="exec_shell", forbid_unknown_fields=True, omit_defaults=True
+):
+    """Run a command in the persistent shell of a session, after those that were asked for before.
+
+    `cwd` and `env` hold for this command alone; None takes a variable away. The rest is as in Exec.
+    """
+
+    command: str
+    session_id: str = DEFAULT_SESSION
+    cwd: str | None = None
+    env: dict[str, str | None] = {}
+    stdin: bool = False
+    timeout: float | None = None
+    max_output: int | None = None
+
+
+class CreateSession(
+    msgspec.Struct, frozen=True, kw_only=True, tag="create_session", forbid_unknown_fields=True, omit_defaults=True
+):
+    """Another shell, with its own directory, variables, functions and options. Answered with SessionInfo."""
+
+    session_id: str
+    cwd: str = DEFAULT_DIRECTORY
+    env: dict[str, str | None] = {}
+
+
+class DeleteSession(msgspec.Struct, frozen=True, kw_only=True, tag="delete_session", forbid_unknown_fields=True):
+    """End its shell and what runs in it. Background processes live on. Answered with SessionInfo."""
+
+    session_id: str
+
+
+class ListSessions(msgspec.Struct, frozen=True, kw_only=True, tag="list_sessions", forbid_unknown_fields=True):
+    """Answered with Sessions."""
+
+
+class SetEnvironment(msgspec.Struct, frozen=True, kw_only=True, tag="set_environment", forbid_unknown_fields=True):
+    """Variables for every command and every session from now on; None takes one away. Answered with Sessions."""
+
+    env: dict[str, str | None]
+
+
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping", forbid_unknown_fields=True, omit_defaults=True):
     """Ask whether the agent answers, and which it is."""
 
 
-Call = Exec | Ping
+Call = Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping
 
 
 class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +85,18 @@ class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
     duration: float
     timed_out: bool = False
     truncated: bool = False
+    session_ended: bool = False  # the shell is gone, as after `exit`; the next command gets a new one
+
+
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    cwd: str
+    created_at: float  # seconds since 1970
+    commands_waiting: int  # with the one that runs
+
+
+class Sessions(msgspec.Struct, frozen=True, kw_only=True):
+    sessions: list[SessionInfo]
 
 
 class Pong(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +107,15 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
 _encoder = msgspec.msgpack.Encoder()
 _call_decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
 _exec_done_decoder = msgspec.msgpack.Decoder(ExecDone)
+_session_decoder = msgspec.msgpack.Decoder(SessionInfo)
+_sessions_decoder = msgspec.msgpack.Decoder(Sessions)
 _pong_decoder = msgspec.msgpack.Decoder(Pong)
 _error_decoder = msgspec.msgpack.Decoder(ErrorBody)
 
 encode_message = _encoder.encode
 decode_call = _call_decoder.decode
 decode_exec_done = _exec_done_decoder.decode
+decode_session = _session_decoder.decode
+decode_sessions = _sessions_decoder.decode
 decode_pong = _pong_decoder.decode
 decode_error = _error_decoder.decode
