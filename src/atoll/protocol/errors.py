@@ -39,6 +39,7 @@ class ErrorCode(StrEnum):
     PERMISSION_DENIED = "PERMISSION_DENIED"
     # Something happened to, or inside, the sandbox.
     PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED"
+    TOO_MANY_SESSIONS = "TOO_MANY_SESSIONS"
     SANDBOX_NOT_RUNNING = "SANDBOX_NOT_RUNNING"
     SANDBOX_NOT_FROZEN = "SANDBOX_NOT_FROZEN"
     PORT_NOT_OPEN = "PORT_NOT_OPEN"
@@ -205,6 +206,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.NOT_DIRECTORY: NotADirectoryPathError,
     ErrorCode.PERMISSION_DENIED: AccessError,
     ErrorCode.PROCESS_LIMIT_REACHED: LimitReachedError,
+    ErrorCode.TOO_MANY_SESSIONS: LimitReachedError,
     ErrorCode.SANDBOX_NOT_RUNNING: SandboxError,
     ErrorCode.SANDBOX_NOT_FROZEN: SandboxError,
     ErrorCode.PORT_NOT_OPEN: PortNotOpenError,
