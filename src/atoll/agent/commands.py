@@ -65,7 +65,8 @@ class CommandRunner:
             pipes = Pipes(call.stdin)
             with self.commands_oom_score():
                 pid = spawn(call, pipes, self.env, base)
-        streams.open(pipes.stdout[0], pipes.stderr[0], pipes.stdin[1] if pipes.stdin else None, self.reaper.reap)
+        streams.open(pipes.stdout[0], pipes.stderr[0], self.reaper.reap)
+        streams.open_input(pipes.stdin[1] if pipes.stdin else None)
         command = Command(self, pid, call, streams, on_done)
         self.reaper.watch(pid, command.on_exit)
         return command

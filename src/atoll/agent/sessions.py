@@ -220,6 +220,7 @@ class Session:
         shell, self._shell = self._shell, None
         operation = self._running
         if not (operation and isinstance(operation.execution, ShellCommand)):
+            self._files.remove(LAST)  # no command asked for its end, as with TMOUT; so all is kept
             return
         if exit_code == NOT_STARTED and shell and not shell.is_ready:
             self._running = None
@@ -265,7 +266,7 @@ class Session:
             files.remove()
             raise
         self._lasting = {}
-        files.hand_pipes_to(streams)
+        files.hand_outputs_to(streams)
         command = ShellCommand(self.runner, shell, call, files, streams, self._on_done)
         shell.send(*lines)
         return command

@@ -78,8 +78,9 @@ class Shell:
         return not any(unread)
 
     def send(self, *lines: str) -> None:
+        """Lines that belong together."""
         with suppress(OSError):  # it has ended, of which we shall hear
-            for line in lines:
+            for line in (*self.dialect.wake, *lines):
                 self._control.send(f"{line}\n".encode())
 
     def signal(self, number: int) -> None:

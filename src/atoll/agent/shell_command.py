@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from atoll.agent.commands import KILL_GRACE_SECONDS, CommandRunner, Execution
 from atoll.agent.process_tree import ShellCommandTree
-from atoll.agent.shell_script import AFTER, INTERRUPT_SIGNAL
+from atoll.agent.shell_script import AFTER, INPUT_OPENED, INTERRUPT_SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,7 +40,8 @@ class CommandFiles:
         self.number = number
         self._files = files
         self._names: list[str] = []
-        self._fds: list[int] = []
+        self._outputs: list[int] = []
+        self._inputs: list[int] = []
 
     def write(self, letter: str, text: str) -> str:
         name = self._name(letter)
@@ -48,20 +49,29 @@ class CommandFiles:
         return name
 
     def open_pipes(self, with_stdin: bool) -> None:
-        self._fds.append(self._files.make_output(self._name("o")))
-        self._fds.append(self._files.make_output(self._name("e")))
+        self._outputs.append(self._files.make_output(self._name("o")))
+        self._outputs.append(self._files.make_output(self._name("e")))
         if with_stdin:
-            self._fds.append(self._files.make_input(self._name("i")))
+            self._inputs.append(self._files.make_input(self._name("i")))
 
-    def hand_pipes_to(self, streams: Streams) -> None:
-        stdout, stderr, *stdin = self._fds
-        self._fds.clear()
-        streams.open(stdout, stderr, stdin[0] if stdin else None)
+    def hand_outputs_to(self, streams: Streams) -> None:
+        stdout, stderr = self._outputs
+        self._outputs.clear()
+        streams.open(stdout, stderr)
+        if not self._inputs:
+            streams.open_input(None)
+
+    def hand_input_to(self, streams: Streams) -> None:
+        """Once the shell has opened its end: before, all that is written would be lost when we close ours."""
+        if self._inputs:
+            streams.open_input(self._inputs.pop())
 
     def remove(self) -> None:
         self._files.remove(*self._names)
-        while self._fds:
-            os.close(self._fds.pop())
+        for fd in (*self._outputs, *self._inputs):
+            os.close(fd)
+        self._outputs.clear()
+        self._inputs.clear()
 
     def _name(self, letter: str) -> str:
         self._names.append(f"{letter}{self.number}")
@@ -102,7 +112,9 @@ class ShellCommand(Execution):
         self._check = self._loop.call_later(FIRST_CHECK_SECONDS, self._check_shell, FIRST_CHECK_SECONDS)
 
     def on_answer(self, answer: bytes) -> None:
-        if self._is_ending:
+        if answer == INPUT_OPENED:
+            self._files.hand_input_to(self._streams)
+        elif self._is_ending:
             if answer == self._last_question.encode():
                 self._leave(0)
         elif answer.isdigit() and len(answer) <= 3:
@@ -157,7 +169,7 @@ class ShellCommand(Execution):
         self._shell.signal(INTERRUPT_SIGNAL)
         self._shell.signal(signal.SIGCONT)
         # It may have been about to answer, and have dropped just that.
-        self._shell.send(self._shell.dialect.answer(self._last_question))
+        self._shell.send(self._shell.dialect.last_answer(self._last_question))
         self._set_timer(INTERRUPT_PATIENCE_SECONDS, self._insist)
 
     def _insist(self) -> None:

@@ -18,7 +18,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-READY = b"ready"
+READY, INPUT_OPENED = b"ready", b"input"
 ENDED_IN, KEPT_IN = b"ended ", b"kept "  # the last words of a shell, with its directory
 COMPLETE = b"#complete\n"
 INTERRUPT_SIGNAL = 41  # a real-time signal that nobody uses
@@ -34,7 +34,11 @@ class Dialect(msgspec.Struct, frozen=True):
 
     arguments: tuple[str, ...]
     directory_fd: int  # where the shell has its scratch directory
+    input_fd: int  # where it opens a command's input
     call: str  # runs a builtin, whatever functions there are
+    wait: str  # waits for the next lines
+    wake: tuple[str, ...]  # comes before them, to end that
+    mend: str  # undoes what would keep the next command from running
     eval: str
     init: str
     dump: str
@@ -56,9 +60,11 @@ class Dialect(msgspec.Struct, frozen=True):
 
     def command(self, text: str, number: int, with_stdin: bool) -> str:
         """Runs a command with its own descriptors. Those of the shell are out of its reach, and back when it ends."""
-        stdin = f"{self.directory}/i{number}" if with_stdin else "&1"
-        outputs = f">{self.directory}/o{number} 2>{self.directory}/e{number}"
-        return f"{self.eval} {quote(text)} <{stdin} {outputs} {self.directory_fd}>&-\n"
+        outputs = f">{self.directory}/o{number} 2>{self.directory}/e{number} {self.directory_fd}>&-"
+        if not with_stdin:
+            return f"{self.eval} {quote(text)} <&1 {outputs}\n"
+        run = f"{self.eval} {quote(text)} <&{self.input_fd} {outputs} {self.input_fd}<&-"
+        return f"{{ {self.answer(INPUT_OPENED.decode())}; {run}; }} {self.input_fd}<{self.directory}/i{number}\n"
 
     def before(self, lasting: Mapping[str, str | None], env: Mapping[str, str | None], cwd: str | None) -> str:
         """Sets what holds from now on, and what holds for one command."""
@@ -91,6 +97,10 @@ class Dialect(msgspec.Struct, frozen=True):
     def answer(self, word: str) -> str:
         return f"{self.call} printf '{word}\\0' >&0"
 
+    def last_answer(self, word: str) -> str:
+        """An answer after which the shell has nothing to do."""
+        return f"{self.answer(word)}; {self.wait}"
+
     def _set(self, name: str, value: str | None) -> str:
         unset = f"{self.call} unset {name}"
         return unset if value is None else f"{self.call} export {name}={quote(value)}"
@@ -100,6 +110,8 @@ class Dialect(msgspec.Struct, frozen=True):
             "@DUMP_EXPORTED": self.dump_exported,
             "@DUMP": self.dump,
             "@KEEPS_ALL_ON_EXIT": self.keeps_all_on_exit,
+            "@WAIT": self.wait,
+            "@MEND": self.mend,
             "@CALL": self.call,
             "@DIR": self.directory,
         }
@@ -124,6 +136,7 @@ _INIT = rf"""
 @CALL trap '@CALL trap - INT; @CALL kill -INT $$' {INTERRUPT_SIGNAL}
 @CALL trap '@CALL . @DIR/exit' EXIT
 @CALL printf '{READY.decode()}\0' >&0
+@WAIT
 """
 
 # First the answer, for which somebody waits. Two files take turns, so that one is whole whenever the shell is killed.
@@ -132,11 +145,15 @@ _AFTER = r"""__atoll=$?
 {
 @DUMP
 } >|@DIR/@STATE
+@MEND
+@WAIT
 @CALL return "$__atoll"
 """
 
-# The shell ends: by `exit`, and then the next one is fresh, or by a failure under errexit, and then all is kept.
-_EXIT = rf"""if @KEEPS_ALL_ON_EXIT; then
+# The shell ends: by `exit`, and then the next one is fresh, or by a failure under errexit, and then all is kept. Under
+# errexit a shell cannot tell `exit 1` from a failure, and keeps all.
+_EXIT = rf"""__atoll=$?
+if @KEEPS_ALL_ON_EXIT; then
 {{
 @DUMP
 }} >|@DIR/{LAST}
@@ -156,12 +173,18 @@ BASH = Dialect(
     # Interactive, since only then an error, an unset variable or an interrupt ends the command and not the shell.
     arguments=("--norc", "--noprofile", "--noediting", "-i"),
     directory_fd=200,  # scripts use the low ones
+    input_fd=201,
     call=r"\builtin",
-    eval=r"\eval --",
-    # History would expand "!" and fill a file; mail and window size would be looked for after each command.
+    wait=r"\:",  # reading them is enough
+    wake=(),
+    mend=r"\builtin enable eval",
+    eval=r"\builtin eval --",
+    # History would expand "!" and fill a file; mail and window size would be looked for after each command. While a
+    # script is read, a failed `exec` would end the shell as if it were not interactive.
     init=rf"""\builtin set +o history +H
 \builtin unset HISTFILE MAILCHECK
 \builtin shopt -u checkwinsize
+\builtin shopt -s execfail
 PS1='$ '
 if [[ -f @DIR/{RESTORE} ]]; then \builtin . @DIR/{RESTORE}; fi
 """,
@@ -183,7 +206,7 @@ if [[ -f @DIR/{RESTORE} ]]; then \builtin . @DIR/{RESTORE}; fi
 \builtin export -p
 """
     + _COMPLETE_LINE,
-    keeps_all_on_exit=r"""[[ $- == *e* && $BASH_COMMAND != exit* ]]""",
+    keeps_all_on_exit=r"""[[ $__atoll != 0 && $- == *e* ]]""",
     save_variable=r"""__atoll_NAME=; if [[ -v NAME ]]; then __atoll_NAME=${NAME[@]@A}; fi""",
     restore_variable=r"""\builtin unset -v NAME; \builtin eval "$__atoll_NAME"; \builtin unset -v __atoll_NAME""",
 )
@@ -191,8 +214,14 @@ if [[ -f @DIR/{RESTORE} ]]; then \builtin . @DIR/{RESTORE}; fi
 SH = Dialect(
     arguments=("-i",),
     directory_fd=9,  # dash knows no descriptors of two digits
+    input_fd=8,
     call=r"\command",
-    eval=r"\eval",
+    # Busybox takes a read that SIGCHLD interrupts for the end of its input; its `read` does not. An empty line is what
+    # this takes, or what a shell that does not wait passes over.
+    wait=r"\command read -r __atoll_go <&0",
+    wake=("",),
+    mend=r"\:",
+    eval=r"\command eval",
     init=rf"""PS1='$ '
 if \[ -f @DIR/{RESTORE} \]; then \. @DIR/{RESTORE}; fi
 """,
@@ -213,7 +242,7 @@ if \[ -f @DIR/{RESTORE} \]; then \. @DIR/{RESTORE}; fi
 \command printf '\\command cd -- "$PWD"\n'
 """
     + _COMPLETE_LINE,
-    keeps_all_on_exit=r"""case $- in *e*) \: ;; *) \command false ;; esac""",
+    keeps_all_on_exit=r"""case $__atoll$- in 0*) \command false ;; *e*) \: ;; *) \command false ;; esac""",
     save_variable=r"""\command unset __atoll_NAME; if \[ "${NAME+x}" \]; then __atoll_NAME=$NAME; fi""",
     restore_variable=r"""if \[ "${__atoll_NAME+x}" \]; then \command export NAME="$__atoll_NAME"
 else \command unset NAME; fi; \command unset __atoll_NAME""",

@@ -50,13 +50,16 @@ class Streams:
         self._input = InputPipe(self._loop, owner.input_drained)
         self._on_silence: Callable[[], None] | None = None
 
-    def open(self, stdout: int, stderr: int, stdin: int | None, on_silence: Callable[[], None] | None = None) -> None:
+    def open(self, stdout: int, stderr: int, on_silence: Callable[[], None] | None = None) -> None:
         """Our ends of the pipes. `on_silence` is called once nobody can write to either any more."""
         self._outputs = {stdout: FrameKind.STDOUT, stderr: FrameKind.STDERR}
         self._on_silence = on_silence
-        self._input.open(stdin)
         if not self._is_paused:
             self.resume()
+
+    def open_input(self, stdin: int | None) -> None:
+        """Our end of the pipe, or none for a command that is given nothing."""
+        self._input.open(stdin)
 
     def resume(self) -> None:
         self._is_paused = False
