@@ -163,6 +163,7 @@ class Session:
         self._id = call.session_id
         self._env = call.env
         self._lasting: dict[str, str | None] = {}  # changes that the shell has not heard of yet
+        self._unsaved: dict[str, str | None] = {}  # those that it has, but which are not in its saved state
         self._directory = os.path.join(DEFAULT_DIRECTORY, call.cwd)
         self._created_at = time.time()
         self._files = files
@@ -213,11 +214,13 @@ class Session:
         if answer.startswith((ENDED_IN, KEPT_IN)):
             self._keeps_all = answer.startswith(KEPT_IN)
             self._directory = os.fsdecode(answer.partition(b" ")[2])
+            self._unsaved = {}
         elif self._running and isinstance(self._running.execution, ShellCommand):
             self._running.execution.on_answer(answer)
 
     def shell_ended(self, exit_code: int) -> None:
         shell, self._shell = self._shell, None
+        self._lasting, self._unsaved = {**self._unsaved, **self._lasting}, {}
         operation = self._running
         if not (operation and isinstance(operation.execution, ShellCommand)):
             self._files.remove(LAST)  # no command asked for its end, as with TMOUT; so all is kept
@@ -265,7 +268,7 @@ class Session:
         except AtollError:
             files.remove()
             raise
-        self._lasting = {}
+        self._lasting, self._unsaved = {}, self._lasting
         files.hand_outputs_to(streams)
         command = ShellCommand(self.runner, shell, call, files, streams, self._on_done)
         shell.send(*lines)

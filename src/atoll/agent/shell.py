@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from atoll.agent.shell_script import BASH, READY, SH, Dialect
 from atoll.agent.spawn import find_program, no_room
+from atoll.protocol.errors import AtollError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,12 +63,15 @@ class Shell:
         self._loop = runner.loop
         for name, text in self.dialect.scripts().items():
             files.write(name, text.encode())
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, theirs = _make_control()
         with theirs:
             argv = [program, *self.dialect.arguments]
             start = ShellStart(argv, env, directory, theirs.fileno(), files.fd, self.dialect.directory_fd)
-            self.pid = start.fork(runner)
-        self._control.setblocking(False)
+            try:
+                self.pid = start.fork(runner)
+            except AtollError:
+                self._control.close()
+                raise
         self._loop.add_reader(self._control, self._on_answer)
         runner.reaper.watch(self.pid, self._on_exit)
 
@@ -115,6 +119,15 @@ class Shell:
         self._loop.remove_reader(self._control)
         self._control.close()
         self._listener.shell_ended(exit_code)
+
+
+def _make_control() -> tuple[socket.socket, socket.socket]:
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as cause:
+        raise no_room("a shell", cause.strerror) from cause
+    ours.setblocking(False)
+    return ours, theirs
 
 
 def find_shell(path: str) -> tuple[str, Dialect]:

@@ -135,6 +135,7 @@ class ShellCommand(Execution):
     def abort(self) -> None:
         """End the command and its shell at once."""
         self._is_ending = True
+        self._shell.signal(signal.SIGSTOP)  # it shall not comment on it
         self._tree.kill()
         self._shell.kill()
 
