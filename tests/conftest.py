@@ -14,7 +14,7 @@ import pytest
 
 from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
-from atoll.protocol.messages import Exec
+from atoll.protocol.messages import DEFAULT_SESSION, Exec, ExecShell
 from atoll.supervisor.agent_link import AgentLink, CommandOutput
 from atoll.supervisor.machine import Machine
 from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_leaks
@@ -73,6 +73,12 @@ class Box:
 
     async def run(self, *argv: str, stdin: bytes | None = None, **options: object) -> CommandOutput:
         return await self.link.run(Exec(argv=list(argv), **options), stdin)  # type: ignore[arg-type]
+
+    async def shell(
+        self, command: str, *, session: str = DEFAULT_SESSION, stdin: bytes | None = None, **options: object
+    ) -> CommandOutput:
+        """A command in a session."""
+        return await self.link.run(ExecShell(command=command, session_id=session, **options), stdin)  # type: ignore[arg-type]
 
     async def sh(self, script: str, **options: object) -> CommandOutput:
         return await self.run("sh", "-c", script, **options)  # type: ignore[arg-type]

@@ -1,8 +1,11 @@
 """Who belongs to a command, decided on tables of processes."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from atoll.agent.process_tree import ProcessStat, members_of, parse_stat
+from atoll.agent.process_tree import BirthClock, ProcessStat, born_below, members_of, parse_stat
 
 
 def process(pid: int, parent: int, session: int, *, start: int = 1, zombie: bool = False) -> ProcessStat:
@@ -35,3 +38,35 @@ def test_one_seen_before_is_found_when_its_parents_are_gone_but_not_a_reused_pid
 
 def test_the_dead_are_not_counted() -> None:
     assert members_of(10, set(), [process(10, 1, 10, zombie=True)]) == set()
+
+
+def test_a_shells_command_is_what_was_born_after_it_began() -> None:
+    table = [
+        process(10, 1, 10, start=1),
+        process(11, 10, 10, start=2),  # a job of an earlier command
+        process(12, 11, 10, start=7),  # which goes on forking
+        process(13, 10, 10, start=5),  # born in the tick in which the command began, but before it
+        process(20, 10, 10, start=5),
+        process(21, 20, 21, start=6),
+        process(22, 21, 21, start=6, zombie=True),
+        process(30, 1, 30, start=9),
+    ]
+    assert {pid for pid, _ in born_below(10, (5, 15), set(), table)} == {20, 21}
+
+
+def test_a_shells_command_is_still_found_when_the_shell_is_gone() -> None:
+    table = [process(20, 1, 10, start=5), process(21, 20, 21, start=6), process(40, 1, 40, start=6)]
+    assert {pid for pid, _ in born_below(10, (4, 1), {(20, 5), (40, 1)}, table)} == {20, 21}
+
+
+def test_a_child_is_born_after_the_moment_before_it_and_before_the_moment_after() -> None:
+    clock = BirthClock()
+    clock.open()
+    before = clock.now()
+    child = subprocess.Popen(["sleep", "60"])
+    stat = parse_stat(Path(f"/proc/{child.pid}/stat").read_bytes())
+    after = clock.now()
+    child.kill()
+    child.wait()
+    clock.close()
+    assert before < stat.birth <= after

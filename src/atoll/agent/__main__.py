@@ -8,6 +8,7 @@ import os
 import socket
 
 from atoll.agent.main import Agent, reset_signals
+from atoll.agent.scratch import make_private_directory
 
 
 def parse_listener() -> socket.socket:
@@ -28,5 +29,5 @@ def parse_listener() -> socket.socket:
 if __name__ == "__main__":
     reset_signals()
     agent = Agent()
-    agent.open(parse_listener())
+    agent.open(parse_listener(), make_private_directory())
     agent.run(os.environ, on_ready=lambda: None)

@@ -29,7 +29,9 @@ from typing import TYPE_CHECKING, NoReturn
 from atoll.agent.commands import CommandRunner
 from atoll.agent.loop import AgentLoop
 from atoll.agent.reaper import Reaper
+from atoll.agent.scratch import Scratch
 from atoll.agent.server import AgentServer, comes_from_outside
+from atoll.agent.sessions import SessionRegistry
 from atoll.agent.spawn import Environment
 
 if TYPE_CHECKING:
@@ -52,14 +54,20 @@ class Agent:
         self.loop.set_exception_handler(_survive)
         self.reaper = Reaper(self.loop)
         self._runner = CommandRunner(self.loop, self.reaper)
-        self.server = AgentServer(self._runner, admits)
+        self._scratch = Scratch()
+        self._sessions = SessionRegistry(self._runner, self._scratch)
+        self.server = AgentServer(self._runner, self._sessions, admits)
 
-    def open(self, listener: socket.socket) -> None:
-        """Get ready to serve the host on `listener`, an already listening Unix socket."""
+    def open(self, listener: socket.socket, scratch: int) -> None:
+        """Get ready to serve the host on `listener`, an already listening Unix socket.
+
+        `scratch` is a descriptor of an empty directory for what the agent and its shells tell each other.
+        """
         # /proc/self belongs to us only while we are dumpable, which a change of user id ends.
         _set_dumpable(True)
-        self._runner.oom_score_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        self._runner.open()
         _set_dumpable(False)
+        self._scratch.open(scratch)
         self.loop.open()
         self.reaper.open()
         self.server.listen(listener)
@@ -69,7 +77,9 @@ class Agent:
         self.server.close()
         self.reaper.close()
         self.loop.close()
-        os.close(self._runner.oom_score_fd)
+        self._sessions.close()
+        self._scratch.close()
+        self._runner.close()
 
     def run(self, env: Mapping[str, str], on_ready: Callable[[], None]) -> NoReturn:
         """Serve, and never return. `env` is what commands start from."""

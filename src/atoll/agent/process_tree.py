@@ -1,21 +1,28 @@
 """Ending a command with everything it started.
 
-A process belongs to a command if it descends from it, or is in its session: the first finds what moved to another
-session, the second what lost its parent. Members are remembered by pid and start time, so that one whose parents
-have died in the meantime is still found, and a reused pid is not hit.
+A process belongs to a program's command if it descends from it, or is in its session: the first finds what moved to
+another session, the second what lost its parent. Members are remembered by pid and start time, so that one whose
+parents have died in the meantime is still found, and a reused pid is not hit.
+
+A shell outlives its commands, and what earlier ones left in the background shall live. Whoever loses its parent becomes
+the shell's child, so a process belongs to the shell's command if it descends from the shell by way of processes that
+were all born after the command began.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from typing import NamedTuple
 
+NANOSECONDS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
 KILL_ROUNDS = 50  # a tree that forks as fast as it dies is caught within a few; this bounds a pathological one
 
 
 Identity = tuple[int, int]  # pid and start time: a pid alone is reused
+Birth = tuple[int, int]  # start time and pid: in one tick, the later has the higher pid
 
 
 class ProcessStat(NamedTuple):
@@ -33,6 +40,10 @@ class ProcessStat(NamedTuple):
     @property
     def identity(self) -> Identity:
         return self.pid, self.start_time
+
+    @property
+    def birth(self) -> Birth:
+        return self.start_time, self.pid
 
 
 def parse_stat(text: bytes) -> ProcessStat:
@@ -54,17 +65,30 @@ def members_of(session: int, known: set[Identity], table: list[ProcessStat]) -> 
     return {process.identity for process in table if process.pid in members and not process.is_zombie}
 
 
+def born_below(shell: int, since: Birth, known: set[Identity], table: list[ProcessStat]) -> set[Identity]:
+    """(pid, start time) of each living process that `shell` or a member of `known` brought forth after `since`."""
+    parents = {shell} | {process.pid for process in table if process.identity in known}
+    members = parents - {shell}
+    while parents:
+        parents = {process.pid for process in table if process.parent in parents and process.birth > since} - members
+        members |= parents
+    return {process.identity for process in table if process.pid in members and not process.is_zombie}
+
+
 class ProcessTree:
-    """The processes of one command, whose first process leads session `session`."""
+    """The processes of one command."""
 
-    def __init__(self, session: int) -> None:
-        self.session = session
+    def __init__(self) -> None:
         self._known: set[Identity] = set()
+        self._asked: set[Identity] = set()
 
-    def terminate(self) -> None:
-        """Ask everyone to end."""
-        for pid, _ in self._look():
+    def terminate(self) -> bool:
+        """Ask everyone to end who was not asked before. False if nobody is left."""
+        members = self._look()
+        for pid, _ in members - self._asked:
             _signal(pid, signal.SIGTERM)
+        self._asked |= members
+        return bool(members)
 
     def kill(self) -> None:
         """End everyone, including what is forked meanwhile."""
@@ -78,9 +102,52 @@ class ProcessTree:
             killed |= fresh
 
     def _look(self) -> set[Identity]:
-        members = members_of(self.session, self._known, read_process_table())
+        members = self._members(read_process_table())
         self._known |= members
         return members
+
+    def _members(self, table: list[ProcessStat]) -> set[Identity]:
+        raise NotImplementedError
+
+
+class CommandTree(ProcessTree):
+    """The processes of a program that was started as the leader of session `session`."""
+
+    def __init__(self, session: int) -> None:
+        super().__init__()
+        self.session = session
+
+    def _members(self, table: list[ProcessStat]) -> set[Identity]:
+        return members_of(self.session, self._known, table)
+
+
+class ShellCommandTree(ProcessTree):
+    """The processes of the command that `shell` began at `since`, without the shell."""
+
+    def __init__(self, shell: int, since: Birth) -> None:
+        super().__init__()
+        self._shell = shell
+        self._since = since
+
+    def _members(self, table: list[ProcessStat]) -> set[Identity]:
+        return born_below(self._shell, self._since, self._known, table)
+
+
+class BirthClock:
+    """Tells which birth is the latest so far, without a look at any process."""
+
+    def open(self) -> None:
+        self._load = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self._load)
+
+    def now(self) -> Birth:
+        # A tick is long enough for hundreds of processes; within one, the last pid given out decides.
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // NANOSECONDS_PER_TICK, self._last_pid()
+
+    def _last_pid(self) -> int:
+        return int(os.pread(self._load, 256, 0).split()[-1])
 
 
 def read_process_table() -> list[ProcessStat]:

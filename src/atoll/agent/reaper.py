@@ -44,6 +44,10 @@ class Reaper:
         """Call `on_exit` with the exit code, or 128 + signal as a shell has it."""
         self._watchers[pid] = on_exit
 
+    @property
+    def is_watching(self) -> bool:
+        return bool(self._watchers)
+
     def _on_signal(self) -> None:
         self._signalled.recv(4096)
         self.reap()

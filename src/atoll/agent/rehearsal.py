@@ -8,21 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import TYPE_CHECKING
 
 from atoll.agent import main
 from atoll.protocol.frames import FrameDecoder, FrameKind, encode_frame
-from atoll.protocol.messages import Call, Exec, Ping, encode_message
+from atoll.protocol.messages import (
+    DEFAULT_SESSION,
+    Call,
+    DeleteSession,
+    Exec,
+    ExecShell,
+    Ping,
+    encode_message,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROUNDS = 10  # Python 3.11 specialises a function at its eighth call
 
 
-def rehearse() -> None:
+def rehearse(make_scratch: Callable[[], int]) -> None:
+    """`make_scratch` gives what an agent is opened with."""
     for _ in range(ROUNDS):
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("")  # the kernel picks an abstract name; it is gone with the socket
             listener.listen()
             agent = main.Agent(admits=lambda peer: True)
-            agent.open(listener)
+            agent.open(listener, make_scratch())
             agent.loop.run_until_complete(_play(agent, listener.getsockname()))
             agent.close()
 
@@ -35,8 +48,13 @@ async def _play(agent: main.Agent, address: bytes) -> None:
             Ping(),
             Exec(argv=["true"]),
             Exec(argv=["echo", "x"], timeout=60, max_output=9, env={"A": "b"}),
+            ExecShell(command="echo x"),
+            ExecShell(command="true", timeout=60, max_output=9, env={"A": "b"}, cwd="/"),
+            DeleteSession(session_id=DEFAULT_SESSION),
         ):
             await _ask(agent.loop, host, call)
+        while agent.reaper.is_watching:  # noqa: ASYNC110 (the killed shell; every agent would have an event for this)
+            await asyncio.sleep(0.001)
     await asyncio.sleep(0)  # the agent's side of the connection notices that the host is gone
 
 

@@ -15,10 +15,16 @@ from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameDecoder, FrameError, FrameKind, encode_frame
 from atoll.protocol.messages import (
     PROTOCOL_VERSION,
+    CreateSession,
+    DeleteSession,
     Exec,
     ExecDone,
+    ExecShell,
+    ListSessions,
     Ping,
     Pong,
+    Sessions,
+    SetEnvironment,
     decode_call,
     encode_message,
 )
@@ -26,7 +32,9 @@ from atoll.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atoll.agent.commands import Command, CommandRunner
+    from atoll.agent.commands import CommandRunner, PlainOperation
+    from atoll.agent.sessions import SessionOperation, SessionRegistry
+    from atoll.protocol.messages import Call, Result
 
 MAX_CONNECTIONS = 512
 ACCEPTED_PER_TURN = 64
@@ -39,8 +47,11 @@ _PEER_CREDENTIALS = struct.Struct("3i")
 class AgentServer:
     """Takes connections, and has what they share. `admits` says who may connect."""
 
-    def __init__(self, runner: CommandRunner, admits: Callable[[socket.socket], bool]) -> None:
+    def __init__(
+        self, runner: CommandRunner, sessions: SessionRegistry, admits: Callable[[socket.socket], bool]
+    ) -> None:
         self.runner = runner
+        self.sessions = sessions
         self.admits = admits
         self.connections = 0
         self._loop = runner.loop
@@ -81,9 +92,10 @@ class HostConnection(asyncio.Protocol):
     def __init__(self, server: AgentServer) -> None:
         self._server = server
         self._runner = server.runner
+        self._sessions = server.sessions
         self._is_full = self._is_dismissed = False
         self._decoder = FrameDecoder()
-        self._command: Command | None = None
+        self._operation: PlainOperation | SessionOperation | None = None
         self._hang_up: HangUpWatch | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -115,21 +127,32 @@ class HostConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_full = True
-        if self._command:
-            self._command.pause_output()
+        if self._operation:
+            self._operation.streams.pause()
 
     def resume_writing(self) -> None:
         self._is_full = False
-        if self._command:
-            self._command.resume_output()
+        if self._operation:
+            self._operation.streams.resume()
 
     def send_output(self, kind: FrameKind, data: bytes) -> None:
         self._send(kind, data)
 
+    def command_waits(self) -> None:
+        self._send(FrameKind.WAITING)
+
+    def command_started(self) -> None:
+        self._send(FrameKind.STARTED)
+
     def command_done(self, done: ExecDone) -> None:
-        self._command = None
+        self._operation = None
         self.input_drained()
         self._send(FrameKind.DONE, encode_message(done))
+
+    def command_failed(self, cause: AtollError) -> None:
+        self._operation = None
+        self.input_drained()
+        self._fail(cause)
 
     def input_drained(self) -> None:
         if self._hang_up and self._transport:
@@ -138,10 +161,10 @@ class HostConnection(asyncio.Protocol):
 
     def _on_frame(self, kind: FrameKind, payload: bytes) -> None:
         match kind:
-            case FrameKind.CALL if self._command is None:
+            case FrameKind.CALL if self._operation is None:
                 self._on_call(payload)
-            case FrameKind.INPUT if self._command is not None:
-                if not self._command.feed(payload):
+            case FrameKind.INPUT if self._operation is not None:
+                if not self._operation.streams.feed(payload):
                     self._stop_reading()
             case FrameKind.INPUT:
                 pass  # the command ended while its input was on the way
@@ -151,22 +174,42 @@ class HostConnection(asyncio.Protocol):
     def _on_call(self, payload: bytes) -> None:
         try:
             match decode_call(payload):
-                case Exec() as call:
-                    self._command = self._runner.start(call, self)
-                    if self._is_full:  # the host has not read the answer before this one
-                        self._command.pause_output()
-                case Ping():
-                    pong = Pong(protocol_version=PROTOCOL_VERSION, commands_running=len(self._runner.running))
-                    self._send(FrameKind.DONE, encode_message(pong))
+                case Exec(session_id=None) as call:
+                    self._begin(self._runner.operation(call, self))
+                case Exec() | ExecShell() as call:
+                    self._begin(self._sessions.operation(call, self))
+                case call:
+                    self._send(FrameKind.DONE, encode_message(self._answer(call)))
         except AtollError as cause:
-            self._fail(cause)
+            self.command_failed(cause)
         except msgspec.MsgspecError as cause:
             self._fail(error(ErrorCode.INVALID_REQUEST, f"the agent cannot read this call: {cause}"))
+
+    def _begin(self, operation: PlainOperation | SessionOperation) -> None:
+        self._operation = operation
+        if self._is_full:  # the host has not read the answer before this one
+            operation.streams.pause()
+        operation.begin()
+
+    def _answer(self, call: Call) -> Result:
+        match call:
+            case CreateSession():
+                return self._sessions.create(call)
+            case DeleteSession():
+                return self._sessions.delete(call.session_id)
+            case ListSessions():
+                return Sessions(sessions=self._sessions.list())
+            case SetEnvironment():
+                self._sessions.set_environment(call.env)
+                return Sessions(sessions=self._sessions.list())
+            case Ping():
+                return Pong(protocol_version=PROTOCOL_VERSION, commands_running=len(self._runner.running))
+        raise error(ErrorCode.INVALID_REQUEST, f"the agent has no answer to {type(call).__name__}")
 
     def _fail(self, cause: AtollError) -> None:
         self._send(FrameKind.FAILED, encode_message(cause.to_body()))
 
-    def _send(self, kind: FrameKind, payload: bytes) -> None:
+    def _send(self, kind: FrameKind, payload: bytes = b"") -> None:
         if self._transport and not self._transport.is_closing():
             self._transport.write(encode_frame(kind, payload))
 
@@ -179,9 +222,9 @@ class HostConnection(asyncio.Protocol):
             self._transport.write_eof()
 
     def _cancel(self) -> None:
-        if self._command:
-            self._command.cancel()
-            self._command = None
+        if self._operation:
+            self._operation.cancel()
+            self._operation = None
 
     def _stop_reading(self) -> None:
         """The command reads slowly; the host shall wait. Only its departure must still be noticed."""

@@ -12,9 +12,9 @@ from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.messages import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from atoll.protocol.messages import Exec
+    from atoll.protocol.messages import Exec, ExecShell
 
 MAX_TIMEOUT_SECONDS = 10**7
 
@@ -30,23 +30,26 @@ class Environment:
         """What a command gets, and the PATH in it. None takes a variable away."""
         if not changes:
             return self._vector, self._variables.get("PATH", os.defpath)
-        changed = {**self._variables, **changes}
-        variables = {name: value for name, value in changed.items() if value is not None}
+        variables = self.merged(changes)
         return _to_vector(variables), variables.get("PATH", os.defpath)
+
+    def merged(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        changed = {**self._variables, **changes}
+        return {name: value for name, value in changed.items() if value is not None}
 
 
 def _to_vector(variables: Mapping[str, str]) -> Vector:
     return make_vector([f"{name}={value}" for name, value in variables.items()])
 
 
-def spawn(call: Exec, pipes: Pipes, env: Environment) -> int:
+def spawn(call: Exec, pipes: Pipes, env: Environment, base: str) -> int:
     """The pid of the new process, which leads its own session and holds no descriptor but 0, 1 and 2.
 
     posix_spawn knows no directory, so the agent goes there itself for a moment.
     """
     try:
         vector, path = env.with_changes(call.env)
-        _enter(call.cwd)
+        enter(base, call.cwd)
         stdin = pipes.stdin[0] if pipes.stdin else None
         program = find_program(call.argv[0], path)
         return posix_spawn(program, call.argv, vector, stdin, pipes.stdout[1], pipes.stderr[1])
@@ -61,13 +64,17 @@ def spawn(call: Exec, pipes: Pipes, env: Environment) -> int:
         os.chdir("/")
 
 
-def _enter(cwd: str | None) -> None:
+def enter(base: str, cwd: str | None) -> None:
+    """Go to `cwd`, counted from `base`."""
     try:
-        os.chdir(cwd or DEFAULT_DIRECTORY)
-    except OSError as cause:
+        os.chdir(base)
+    except OSError:
+        os.chdir("/")  # somebody removed it
+    try:
         if cwd:
-            raise directory_error(cwd, cause) from cause
-        os.chdir("/")  # somebody removed the default
+            os.chdir(cwd)
+    except OSError as cause:
+        raise directory_error(cwd or base, cause) from cause
 
 
 def find_program(name: str, path: str) -> str:
@@ -113,19 +120,23 @@ class Pipes:
 
 def check_words(call: Exec) -> None:
     """What the kernel, or this agent, cannot take."""
-    check_environment(call.env)
     if not call.argv or not call.argv[0]:
-        raise _invalid("the command is empty", "Give a program and its arguments.")
-    if any("\0" in word for word in (*call.argv, call.cwd or "")):
-        raise _invalid("a NUL character is in the command", "Take it out.")
+        raise invalid_command("the command is empty", "Give a program and its arguments.")
+    check_call(call, call.argv)
+
+
+def check_call(call: Exec | ExecShell, words: Sequence[str]) -> None:
+    check_environment(call.env)
+    if any("\0" in word for word in (*words, call.cwd or "")):
+        raise invalid_command("a NUL character is in the command", "Take it out.")
     if call.timeout is not None and not 0 <= call.timeout <= MAX_TIMEOUT_SECONDS:
         remedy = f"Give 0 to {MAX_TIMEOUT_SECONDS} seconds, or none for no limit."
-        raise _invalid(f"a timeout of {call.timeout} seconds cannot be kept", remedy)
+        raise invalid_command(f"a timeout of {call.timeout} seconds cannot be kept", remedy)
     if call.max_output is not None and call.max_output < 0:
-        raise _invalid(f"max_output={call.max_output} is less than nothing", "Give bytes, or none for no limit.")
+        raise invalid_command(f"max_output={call.max_output} is less than nothing", "Give bytes, or none for no limit.")
 
 
-def _invalid(message: str, remedy: str) -> AtollError:
+def invalid_command(message: str, remedy: str) -> AtollError:
     return error(ErrorCode.INVALID_COMMAND, message, remedy=remedy)
 
 
@@ -152,7 +163,7 @@ def spawn_error(program: str, cause: OSError) -> AtollError:
             return no_room(f"{program!r:.200}", cause.strerror)
         case errno.E2BIG:
             remedy = "Pass what is large on standard input or in a file."
-            return _invalid("the arguments and variables are longer than the kernel takes", remedy)
+            return invalid_command("the arguments and variables are longer than the kernel takes", remedy)
     return error(
         ErrorCode.PERMISSION_DENIED,
         f"{program!r:.200} cannot be run: {cause.strerror}",

@@ -47,7 +47,7 @@ class ErrorCode(StrEnum):
     NOT_AVAILABLE_YET = "NOT_AVAILABLE_YET"
     # Something happened to, or inside, the sandbox.
     PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED"
-    SESSION_LIMIT_REACHED = "SESSION_LIMIT_REACHED"
+    TOO_MANY_SESSIONS = "TOO_MANY_SESSIONS"
     SANDBOX_NOT_RUNNING = "SANDBOX_NOT_RUNNING"
     SANDBOX_NOT_FROZEN = "SANDBOX_NOT_FROZEN"
     PORT_NOT_OPEN = "PORT_NOT_OPEN"
@@ -234,6 +234,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.NOT_DIRECTORY: NotADirectoryPathError,
     ErrorCode.PERMISSION_DENIED: AccessError,
     ErrorCode.PROCESS_LIMIT_REACHED: LimitReachedError,
+    ErrorCode.TOO_MANY_SESSIONS: LimitReachedError,
     ErrorCode.SANDBOX_NOT_RUNNING: SandboxError,
     ErrorCode.SANDBOX_NOT_FROZEN: SandboxError,
     ErrorCode.PORT_NOT_OPEN: PortNotOpenError,
@@ -259,7 +260,6 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.BODY_TOO_LARGE: InvalidValueError,
     ErrorCode.CONTENT_TYPE_NOT_SUPPORTED: InvalidValueError,
     ErrorCode.FORBIDDEN_ORIGIN: AccessError,
-    ErrorCode.SESSION_LIMIT_REACHED: LimitReachedError,
     ErrorCode.INVALID_API_KEY: InvalidKeyError,
     ErrorCode.NOT_AVAILABLE_YET: NotAvailableYetError,
     ErrorCode.ADDRESS_NOT_USABLE: HostError,

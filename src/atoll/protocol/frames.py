@@ -23,6 +23,8 @@ class FrameKind(IntEnum):
     INPUT = 2  # host → agent: bytes for standard input; empty means end of file
     STDOUT = 16  # agent → host: bytes as they were written
     STDERR = 17
+    WAITING = 20  # agent → host: others of the session come first
+    STARTED = 21  # agent → host: its turn has come; only after WAITING
     DONE = 30  # agent → host: the operation's result, a message; the connection is free for the next call
     FAILED = 31  # agent → host: the operation's error, a message; likewise
 

@@ -1,4 +1,4 @@
-"""Sandbox ids: what users type, and what becomes a host name, a directory and a cgroup."""
+"""Ids that users choose: of sandboxes, which become host names and directories, and of sessions."""
 
 import re
 from typing import NewType
@@ -6,9 +6,11 @@ from typing import NewType
 from atoll.protocol.errors import ErrorCode, error
 
 SandboxId = NewType("SandboxId", str)
+SessionId = NewType("SessionId", str)
 
 MAX_ID_LENGTH = 63  # one DNS label, so that an id is a host name as it is
 _ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def parse_sandbox_id(text: str) -> SandboxId:
@@ -20,3 +22,14 @@ def parse_sandbox_id(text: str) -> SandboxId:
             remedy=f"Use 1 to {MAX_ID_LENGTH} lower-case letters, digits and hyphens, with no hyphen at either end.",
         )
     return SandboxId(text)
+
+
+def parse_session_id(text: str) -> SessionId:
+    """`text` as an id, or an error that says what an id looks like."""
+    if not isinstance(text, str) or not _SESSION_ID.fullmatch(text):
+        raise error(
+            ErrorCode.INVALID_SESSION_ID,
+            f"{text!r:.200} is not a session id",
+            remedy=f"Use 1 to {MAX_ID_LENGTH} letters, digits, dots, underscores and hyphens, a letter or digit first.",
+        )
+    return SessionId(text)

@@ -104,6 +104,8 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
     commands_running: int
 
 
+Result = ExecDone | SessionInfo | Sessions | Pong
+
 _encoder = msgspec.msgpack.Encoder()
 _call_decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
 _exec_done_decoder = msgspec.msgpack.Decoder(ExecDone)

@@ -32,7 +32,7 @@ _STATUS = {
     ErrorCode.NOT_AVAILABLE_YET: 501,
     ErrorCode.AGENT_BUSY: 429,
     ErrorCode.PROCESS_LIMIT_REACHED: 429,
-    ErrorCode.SESSION_LIMIT_REACHED: 429,
+    ErrorCode.TOO_MANY_SESSIONS: 429,
     ErrorCode.AGENT_TIMEOUT: 504,
     ErrorCode.INTERNAL_ERROR: 500,
 }

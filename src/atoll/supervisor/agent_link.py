@@ -4,7 +4,7 @@ Rules:
 1. One operation per connection at a time; a free connection is kept for the next.
 2. An operation that is left early closes its connection, which is how the agent learns to cancel it.
 3. Nothing the agent sends is kept beyond what the caller allowed, and nothing is awaited for ever: an agent has the
-   command's own timeout and a grace period to answer.
+   command's own timeout and a grace period to answer. Its time does not run while others of its session come first.
 """
 
 from __future__ import annotations
@@ -28,13 +28,21 @@ from atoll.protocol.errors import (
 from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
 from atoll.protocol.messages import (
     Call,
+    CreateSession,
+    DeleteSession,
     Exec,
     ExecDone,
+    ExecShell,
+    ListSessions,
     Ping,
     Pong,
+    SessionInfo,
+    SetEnvironment,
     decode_error,
     decode_exec_done,
     decode_pong,
+    decode_session,
+    decode_sessions,
     encode_message,
 )
 
@@ -84,20 +92,39 @@ class AgentLink:
             self._directory = -1
 
     async def ping(self) -> Pong:
-        async with self.operation(Ping()) as connection, deadline(ANSWER_GRACE):
-            return decode(decode_pong, await connection.next_frame())
+        return await self._ask(Ping(), decode_pong)
 
-    async def run(self, call: Exec, stdin: bytes | None = None) -> CommandOutput:
+    async def create_session(self, call: CreateSession) -> SessionInfo:
+        return await self._ask(call, decode_session)
+
+    async def delete_session(self, session_id: str) -> SessionInfo:
+        return await self._ask(DeleteSession(session_id=session_id), decode_session)
+
+    async def list_sessions(self) -> list[SessionInfo]:
+        return (await self._ask(ListSessions(), decode_sessions)).sessions
+
+    async def set_environment(self, env: dict[str, str | None]) -> None:
+        await self._ask(SetEnvironment(env=env), decode_sessions)
+
+    async def _ask(self, call: Call, decoder: Callable[[bytes], T]) -> T:
+        """A call that is answered at once, with one frame."""
+        async with self.operation(call) as connection, deadline(ANSWER_GRACE):
+            frame = await connection.next_frame()
+            if frame.kind is not FrameKind.DONE:
+                raise AgentMisbehavedError(f"the agent answered with {frame.kind.name}", remedy="Stop the sandbox.")
+            return decode(decoder, frame)
+
+    async def run(self, call: Exec | ExecShell, stdin: bytes | None = None) -> CommandOutput:
         """Run a command to its end and keep what it wrote: `max_output` of each stream, or MAX_OUTPUT_KEPT."""
         if stdin is not None:
             call = msgspec.structs.replace(call, stdin=True)
         if call.max_output is None:
             call = msgspec.structs.replace(call, max_output=MAX_OUTPUT_KEPT)
         patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
-        async with self.operation(call) as connection, deadline(patience):
+        async with self.operation(call) as connection, deadline(patience) as time:
             feeder = asyncio.create_task(connection.send_input(stdin)) if stdin is not None else None
             try:
-                return await collect(connection, call.max_output)
+                return await collect(connection, call.max_output, time)
             finally:
                 if feeder:
                     feeder.cancel()
@@ -292,11 +319,17 @@ class AgentConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
-async def collect(connection: AgentConnection, allowed: int | None) -> CommandOutput:
+async def collect(connection: AgentConnection, allowed: int | None, time: deadline) -> CommandOutput:
     """All output and the result of the command under way; an agent that sends more than was allowed is cut off."""
     output: dict[FrameKind, list[bytes]] = {FrameKind.STDOUT: [], FrameKind.STDERR: []}
     left = dict.fromkeys(output, allowed)
     while (frame := await connection.next_frame()).kind is not FrameKind.DONE:
+        if frame.kind is FrameKind.WAITING:
+            time.stand_still()
+            continue
+        if frame.kind is FrameKind.STARTED:
+            time.run()
+            continue
         quota = left[frame.kind]
         if quota is not None:
             left[frame.kind] = quota = quota - len(frame.payload)
@@ -339,10 +372,23 @@ class deadline:
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
         self._timeout = None if seconds is None else asyncio.timeout(seconds)
+        self._stands_still = False
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> deadline:
         if self._timeout:
             await self._timeout.__aenter__()
+        return self
+
+    def stand_still(self) -> None:
+        if self._timeout:
+            self._stands_still = True
+            self._timeout.reschedule(None)
+
+    def run(self) -> None:
+        """Count from the beginning, after a stand-still."""
+        if self._timeout and self._seconds is not None and self._stands_still:
+            self._stands_still = False
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._seconds)
 
     async def __aexit__(self, *failure: Any) -> None:
         try:

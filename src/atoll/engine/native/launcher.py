@@ -267,7 +267,7 @@ class Child:
         mounts.mount_system_directories(dev, self._kit.masks)
         os.close(dev)
         self._steps.at("open the agent")
-        self._kit.agent.open(socket.socket(fileno=_LISTENER))
+        self._kit.agent.open(socket.socket(fileno=_LISTENER), mounts.make_scratch())
 
     def _become_sandbox(self, channel: socket.socket) -> dict[str, str]:
         """Returns the environment of what will run here."""

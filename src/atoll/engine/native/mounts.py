@@ -121,6 +121,15 @@ def make_dev(userns: int) -> int:
     return tree
 
 
+def make_scratch() -> int:
+    """A small file system without a path, for the agent and its shells. It counts as the sandbox's memory."""
+    files = syscalls.NewFilesystem("tmpfs", mode="700", size="64m", nr_inodes="8192")
+    try:
+        return files.mount(MountAttribute.NOSUID | MountAttribute.NODEV | MountAttribute.NOEXEC)
+    finally:
+        files.close()
+
+
 def _fill_dev(directory: int) -> None:
     umask = os.umask(0)
     for name, device in _DEVICES.items():

@@ -240,7 +240,7 @@ def open_nursery(engine: socket.socket) -> Nursery:
     if cgroups is None:
         raise SystemExit("no control groups that limit memory, processes and cpu")
     cgroups.expect_joins()
-    rehearse()
+    rehearse(mounts.make_scratch)
     agent.shut_import_system()
     mounts.enter_small_root(opening.runtime, opening.exposures)
     sweep(cgroups, uid_ranges)

@@ -1,0 +1,125 @@
+"""Where the agent and its shells meet: a directory each, on a small file system that has no path.
+
+No `rm -rf /` finds it, but root inside can reach a shell's directory through that shell's descriptors. So whatever is
+in there may have been put there by anyone: it is opened without following links or waiting, and looked at first.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+from atoll.agent.spawn import no_room
+from atoll.protocol.errors import AtollError
+
+_OPENING = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PLACES = ("/dev/shm", "/run", "/tmp")
+_TAIL = 64
+
+
+class Scratch:
+    """All directories of one agent."""
+
+    def __init__(self) -> None:
+        self._made = 0
+
+    def open(self, root: int) -> None:
+        """`root` is a descriptor of an empty directory, ours from now on."""
+        self._root = root
+
+    def close(self) -> None:
+        os.close(self._root)
+
+    def make_directory(self) -> ScratchDirectory:
+        self._made += 1
+        name = str(self._made)
+        try:
+            os.mkdir(name, 0o700, dir_fd=self._root)
+            fd = os.open(name, os.O_DIRECTORY | _OPENING, dir_fd=self._root)
+        except OSError as cause:
+            raise _full(cause) from cause
+        return ScratchDirectory(self._root, name, fd)
+
+
+class ScratchDirectory:
+    """Files and FIFOs of one session."""
+
+    def __init__(self, root: int, name: str, fd: int) -> None:
+        self._root = root
+        self._name = name
+        self.fd = fd
+
+    def write(self, name: str, data: bytes) -> None:
+        self.remove(name)
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPENING, 0o600, dir_fd=self.fd)
+            try:
+                while data:
+                    data = data[os.write(fd, data) :]
+            finally:
+                os.close(fd)
+        except OSError as cause:
+            raise _full(cause) from cause
+
+    def make_output(self, name: str) -> int:
+        """Our end of a new FIFO that the shell writes to."""
+        return self._make_fifo(name, os.O_RDONLY)
+
+    def make_input(self, name: str) -> int:
+        """Our end of a new FIFO that the shell reads. To open it for writing alone, a reader would have to be there."""
+        return self._make_fifo(name, os.O_RDWR)
+
+    def rename(self, name: str, new_name: str) -> None:
+        with suppress(OSError):
+            os.rename(name, new_name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self.fd)
+
+    def ends_with(self, name: str, ending: bytes) -> bool:
+        """Whether there is such a file and its last bytes are `ending`."""
+        with suppress(OSError):
+            fd = os.open(name, os.O_RDONLY | _OPENING, dir_fd=self.fd)
+            try:
+                status = os.fstat(fd)
+                tail = os.pread(fd, _TAIL, max(0, status.st_size - _TAIL)) if stat.S_ISREG(status.st_mode) else b""
+            finally:
+                os.close(fd)
+            return tail.endswith(ending)
+        return False
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.remove(*os.listdir(self.fd))
+        os.close(self.fd)
+        with suppress(OSError):
+            os.rmdir(self._name, dir_fd=self._root)
+
+    def _make_fifo(self, name: str, mode: int) -> int:
+        self.remove(name)
+        try:
+            os.mkfifo(name, 0o600, dir_fd=self.fd)
+            fd = os.open(name, mode | _OPENING, dir_fd=self.fd)
+        except OSError as cause:
+            raise _full(cause) from cause
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):  # somebody was quick to replace it
+            os.close(fd)
+            raise no_room("a command", "its files were tampered with")
+        return fd
+
+
+def make_private_directory() -> int:
+    """For an agent that may not make a file system of its own."""
+    for place in _PLACES:
+        path = f"{place}/.atoll-{os.urandom(8).hex()}"
+        with suppress(OSError):
+            os.mkdir(path, 0o700)
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    raise FileNotFoundError(f"none of {', '.join(_PLACES)} can be written to")
+
+
+def _full(cause: OSError) -> AtollError:
+    return no_room("a command", cause.strerror)

@@ -1,0 +1,331 @@
+"""The sessions of a sandbox: each a persistent shell, or the promise of one, and a queue.
+
+Rules:
+1. Operations of one session run one at a time, in the order of their arrival; sessions run side by side.
+2. One whose owner leaves while it waits is forgotten; one that runs is ended, and the session goes on at once.
+3. The default session exists when it is first used. Any shell starts at its session's first command.
+4. When a shell ends, for whatever reason, the next command gets a new one with the state that was saved last.
+5. To delete a session ends its shell and the command that runs in it; what was put in the background lives on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from atoll.agent.commands import Command
+from atoll.agent.shell import NOT_STARTED, Shell
+from atoll.agent.shell_command import CommandFiles, ShellCommand, write_lines
+from atoll.agent.shell_script import COMPLETE, ENDED_IN, INIT, KEPT_IN, LAST, RESTORE, STATES, is_variable_name
+from atoll.agent.spawn import Environment, check_call, check_words, enter, invalid_command
+from atoll.agent.streams import CommandOwner, Streams
+from atoll.protocol.environment import check_environment
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.ids import parse_session_id
+from atoll.protocol.messages import (
+    DEFAULT_DIRECTORY,
+    DEFAULT_SESSION,
+    CreateSession,
+    Exec,
+    ExecDone,
+    ExecShell,
+    SessionInfo,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from atoll.agent.commands import CommandRunner
+    from atoll.agent.scratch import Scratch, ScratchDirectory
+
+MAX_SESSIONS = 64
+
+
+class SessionRegistry:
+    """Sessions by id."""
+
+    def __init__(self, runner: CommandRunner, scratch: Scratch) -> None:
+        self._runner = runner
+        self._scratch = scratch
+        self._sessions: dict[str, Session] = {}
+
+    def create(self, call: CreateSession) -> SessionInfo:
+        parse_session_id(call.session_id)
+        check_environment(call.env)
+        if call.cwd != DEFAULT_DIRECTORY:  # which a sandbox may do without
+            _check_directory(DEFAULT_DIRECTORY, call.cwd)
+        if call.session_id in self._sessions:
+            remedy = "Use it, delete it first, or choose another id."
+            raise error(ErrorCode.SESSION_EXISTS, f"session {call.session_id!r} exists already", remedy=remedy)
+        return self._add(call).info
+
+    def delete(self, session_id: str) -> SessionInfo:
+        session = self._get(session_id)
+        del self._sessions[session_id]
+        info = session.info
+        session.close()
+        return info
+
+    def list(self) -> list[SessionInfo]:
+        return [session.info for session in self._sessions.values()]
+
+    def set_environment(self, env: Mapping[str, str | None]) -> None:
+        check_environment(env)
+        merged = self._runner.env.merged(env)
+        check_environment(merged)
+        self._runner.env = Environment(merged)
+        for session in self._sessions.values():
+            session.set_environment(env)
+
+    def operation(self, call: Exec | ExecShell, owner: CommandOwner) -> SessionOperation:
+        match call:
+            case Exec():
+                check_words(call)
+            case ExecShell():
+                _check_command(call)
+        session_id = call.session_id or DEFAULT_SESSION
+        if session_id == DEFAULT_SESSION and session_id not in self._sessions:
+            self._add(CreateSession(session_id=session_id))
+        return SessionOperation(self._get(session_id), call, owner)
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            session.close()
+
+    def _get(self, session_id: str) -> Session:
+        session = self._sessions.get(parse_session_id(session_id))
+        if session is None:
+            remedy = "Create it first; list the sessions to see which there are."
+            raise error(ErrorCode.SESSION_NOT_FOUND, f"there is no session {session_id!r}", remedy=remedy)
+        return session
+
+    def _add(self, call: CreateSession) -> Session:
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise error(
+                ErrorCode.TOO_MANY_SESSIONS,
+                f"the sandbox already has {MAX_SESSIONS} sessions",
+                remedy="Delete those that are not needed any more.",
+            )
+        session = Session(self._runner, self._scratch.make_directory(), call)
+        self._sessions[call.session_id] = session
+        return session
+
+
+class SessionOperation:
+    """A command on its way through a session. Its streams are there before its turn comes."""
+
+    def __init__(self, session: Session, call: Exec | ExecShell, owner: CommandOwner) -> None:
+        self.session = session
+        self.call = call
+        self.streams = Streams(session.runner.drains, owner, call.max_output)
+        self.has_waited = False
+        self.execution: Command | ShellCommand | None = None
+
+    def begin(self) -> None:
+        self.session.submit(self)
+
+    def cancel(self) -> None:
+        """The owner is gone; so shall be the command."""
+        self.streams.abandon()
+        if self.execution:
+            self.execution.end()
+        else:
+            self.session.withdraw(self)
+
+    def wait(self) -> None:
+        self.has_waited = True
+        if self.streams.owner:
+            self.streams.owner.command_waits()
+
+    def started(self, execution: Command | ShellCommand) -> None:
+        self.execution = execution
+        if self.has_waited and self.streams.owner:
+            self.streams.owner.command_started()
+
+    def done(self, done: ExecDone) -> None:
+        if self.streams.owner:
+            self.streams.owner.command_done(done)
+
+    def fail(self, cause: AtollError) -> None:
+        self.streams.close()
+        if self.streams.owner:
+            self.streams.owner.command_failed(cause)
+
+
+class Session:
+    """A directory, variables and functions that carry over from command to command."""
+
+    def __init__(self, runner: CommandRunner, files: ScratchDirectory, call: CreateSession) -> None:
+        self.runner = runner
+        self._id = call.session_id
+        self._env = call.env
+        self._lasting: dict[str, str | None] = {}  # changes that the shell has not heard of yet
+        self._unsaved: dict[str, str | None] = {}  # those that it has, but which are not in its saved state
+        self._directory = os.path.join(DEFAULT_DIRECTORY, call.cwd)
+        self._created_at = time.time()
+        self._files = files
+        self._commands = 0
+        self._shell: Shell | None = None
+        self._keeps_all = False  # whether a shell that ends leaves all its state to the next
+        self._running: SessionOperation | None = None
+        self._waiting: deque[SessionOperation] = deque()
+
+    @property
+    def info(self) -> SessionInfo:
+        return SessionInfo(
+            id=self._id,
+            cwd=_as_text(self._look_up_directory()),
+            created_at=self._created_at,
+            commands_waiting=len(self._waiting) + bool(self._running),
+        )
+
+    def submit(self, operation: SessionOperation) -> None:
+        self._waiting.append(operation)
+        if self._running:
+            operation.wait()
+        else:
+            self._start_next()
+
+    def withdraw(self, operation: SessionOperation) -> None:
+        with suppress(ValueError):
+            self._waiting.remove(operation)
+
+    def set_environment(self, env: Mapping[str, str | None]) -> None:
+        self._lasting.update({name: value for name, value in env.items() if is_variable_name(name)})
+
+    def close(self) -> None:
+        remedy = "Create it again."
+        gone = error(ErrorCode.SESSION_NOT_FOUND, f"session {self._id!r} was deleted meanwhile", remedy=remedy)
+        while self._waiting:
+            self._waiting.popleft().fail(gone)
+        match self._running.execution if self._running else None:
+            case ShellCommand() as command:
+                command.abort()
+            case Command() as command:
+                command.end()
+        if self._shell:
+            self._shell.kill()
+        self._files.close()
+
+    def shell_answered(self, answer: bytes) -> None:
+        if answer.startswith((ENDED_IN, KEPT_IN)):
+            self._keeps_all = answer.startswith(KEPT_IN)
+            self._directory = os.fsdecode(answer.partition(b" ")[2])
+            self._unsaved = {}
+        elif self._running and isinstance(self._running.execution, ShellCommand):
+            self._running.execution.on_answer(answer)
+
+    def shell_ended(self, exit_code: int) -> None:
+        shell, self._shell = self._shell, None
+        self._lasting, self._unsaved = {**self._unsaved, **self._lasting}, {}
+        operation = self._running
+        if not (operation and isinstance(operation.execution, ShellCommand)):
+            self._files.remove(LAST)  # no command asked for its end, as with TMOUT; so all is kept
+            return
+        if exit_code == NOT_STARTED and shell and not shell.is_ready:
+            self._running = None
+            operation.execution.discard()
+            operation.fail(_no_shell())
+            self._start_next()
+        else:
+            operation.execution.on_shell_end(exit_code, session_ended=not self._keeps_all)
+
+    def _start_next(self) -> None:
+        while self._waiting and not self._running:
+            operation = self._running = self._waiting.popleft()
+            try:
+                operation.started(self._start(operation))
+            except AtollError as cause:
+                self._running = None
+                operation.fail(cause)
+
+    def _on_done(self, done: ExecDone) -> None:
+        operation, self._running = self._running, None
+        if operation:
+            operation.done(done)
+        self._directory = self._look_up_directory()
+        self._start_next()
+
+    def _start(self, operation: SessionOperation) -> Command | ShellCommand:
+        match operation.call:
+            case Exec() as call:
+                return self.runner.start(call, operation.streams, self._on_done, base=self._where())
+            case call:
+                return self._start_in_shell(call, operation.streams)
+
+    def _start_in_shell(self, call: ExecShell, streams: Streams) -> ShellCommand:
+        if call.cwd is not None:
+            _check_directory(self._where(), call.cwd)
+        shell = self._shell = self._shell or self._start_shell()
+        self._commands += 1
+        files = CommandFiles(self._files, self._commands)
+        try:
+            files.open_pipes(call.stdin)
+            lines = write_lines(call, shell, files, self._lasting)
+        except AtollError:
+            files.remove()
+            raise
+        self._lasting, self._unsaved = {}, self._lasting
+        files.hand_outputs_to(streams)
+        command = ShellCommand(self.runner, shell, call, files, streams, self._on_done)
+        shell.send(*lines)
+        return command
+
+    def _start_shell(self) -> Shell:
+        self._choose_state()
+        self._keeps_all = False
+        shell = Shell(self.runner, self._files, self.runner.env.merged(self._env), self._directory, self)
+        shell.send(shell.dialect.source(INIT))
+        return shell
+
+    def _choose_state(self) -> None:
+        """Which of the files an earlier shell left, if any, the next one starts from: the latest that is whole."""
+        newest = self._commands % 2
+        for name in (LAST, STATES[newest], STATES[1 - newest]):
+            if self._files.ends_with(name, COMPLETE):
+                self._files.rename(name, RESTORE)
+                break
+        self._files.remove(LAST, *STATES)
+
+    def _where(self) -> str:
+        """The directory, as a path that leads there even if it was removed or renamed."""
+        return f"/proc/{self._shell.pid}/cwd" if self._shell else self._directory
+
+    def _look_up_directory(self) -> str:
+        if self._shell:
+            with suppress(OSError):
+                return os.readlink(self._where())
+        return self._directory
+
+
+def _check_command(call: ExecShell) -> None:
+    check_call(call, [call.command])
+    for name in call.env:
+        if not is_variable_name(name):
+            remedy = "Use letters, digits and underscores, or run the program without a shell."
+            raise error(ErrorCode.INVALID_ENVIRONMENT, f"a shell can have no variable {name!r:.100}", remedy=remedy)
+
+
+def _check_directory(base: str, cwd: str) -> None:
+    if "\0" in cwd:
+        raise invalid_command("a NUL character is in the directory", "Take it out.")
+    try:
+        enter(base, cwd)
+    finally:
+        os.chdir("/")
+
+
+def _no_shell() -> AtollError:
+    return error(
+        ErrorCode.COMMAND_NOT_FOUND,
+        "the sandbox has no shell that could be started",
+        remedy="Use an image with bash or sh, or run the program without a shell.",
+    )
+
+
+def _as_text(path: str) -> str:
+    """Without the bytes that are no UTF-8, which the wire does not take."""
+    return os.fsencode(path).decode("utf-8", "replace")

@@ -1,0 +1,191 @@
+"""One persistent shell: a process that waits on a socket for lines, and answers on it.
+
+Rules:
+1. A line is one packet, which the shell reads at once and whole. After an error it drops the rest of what it has read
+   and reads on; the next packet is still there. So the line that asks for the answer is sent together with the command
+   and always gets its turn, whatever became of the command.
+2. Each command has its own FIFOs for output and input. What an earlier one left in the background cannot mix in.
+3. A command sees none of the shell's own descriptors: `eval` is redirected, and the shell puts them back when it ends.
+4. The shell is a child subreaper: whatever a command starts stays below it, and can be found when it must end.
+5. What arrives from the shell decides nothing but the result of its own session's command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from atoll.agent.shell_script import BASH, READY, SH, Dialect
+from atoll.agent.spawn import find_program, no_room
+from atoll.protocol.errors import AtollError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from atoll.agent.commands import CommandRunner
+    from atoll.agent.scratch import ScratchDirectory
+
+MAX_ANSWER = 8192
+MAX_ANSWERS_LEFT = 64
+NOT_STARTED = 127
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SIOCOUTQ = 0x5411
+_libc = ctypes.CDLL(None)
+
+
+class ShellListener(Protocol):
+    """Who hears what a shell says."""
+
+    def shell_answered(self, answer: bytes) -> None: ...
+    def shell_ended(self, exit_code: int) -> None: ...
+
+
+class Shell:
+    """A running shell. It is told lines by `send`; its listener hears each answer, and at last its end."""
+
+    def __init__(
+        self,
+        runner: CommandRunner,
+        files: ScratchDirectory,
+        env: Mapping[str, str],
+        directory: str,
+        listener: ShellListener,
+    ) -> None:
+        program, self.dialect = find_shell(env.get("PATH", os.defpath))
+        self.is_ready = False
+        self._listener = listener
+        self._loop = runner.loop
+        for name, text in self.dialect.scripts().items():
+            files.write(name, text.encode())
+        self._control, theirs = _make_control()
+        with theirs:
+            argv = [program, *self.dialect.arguments]
+            start = ShellStart(argv, env, directory, theirs.fileno(), files.fd, self.dialect.directory_fd)
+            try:
+                self.pid = start.fork(runner)
+            except AtollError:
+                self._control.close()
+                raise
+        self._loop.add_reader(self._control, self._on_answer)
+        runner.reaper.watch(self.pid, self._on_exit)
+
+    @property
+    def has_read_everything(self) -> bool:
+        """Whether no line is left for it to read."""
+        unread = fcntl.ioctl(self._control, _SIOCOUTQ, b"\0" * 4)
+        return not any(unread)
+
+    def send(self, *lines: str) -> None:
+        """Lines that belong together."""
+        with suppress(OSError):  # it has ended, of which we shall hear
+            for line in (*self.dialect.wake, *lines):
+                self._control.send(f"{line}\n".encode())
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def _on_answer(self) -> bool:
+        """Take one answer. False if there is none."""
+        try:
+            packet = self._control.recv(MAX_ANSWER)
+        except BlockingIOError:
+            return False
+        except OSError:
+            packet = b""
+        if not packet:
+            self._loop.remove_reader(self._control)
+            return False
+        answer, _, _ = packet.partition(b"\0")
+        if answer == READY:
+            self.is_ready = True
+        else:
+            self._listener.shell_answered(answer)
+        return True
+
+    def _on_exit(self, exit_code: int) -> None:
+        for _ in range(MAX_ANSWERS_LEFT):
+            if not self._on_answer():
+                break
+        self._loop.remove_reader(self._control)
+        self._control.close()
+        self._listener.shell_ended(exit_code)
+
+
+def _make_control() -> tuple[socket.socket, socket.socket]:
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as cause:
+        raise no_room("a shell", cause.strerror) from cause
+    ours.setblocking(False)
+    return ours, theirs
+
+
+def find_shell(path: str) -> tuple[str, Dialect]:
+    for name, dialect in (("bash", BASH), ("/bin/bash", BASH), ("sh", SH)):
+        with suppress(OSError):
+            program = find_program(name, path)
+            if os.access(program, os.X_OK):
+                return program, dialect
+    return "/bin/sh", SH
+
+
+class ShellStart:
+    """The making of a shell. posix_spawn cannot make a subreaper, so this is a fork; nobody waits for its exec."""
+
+    def __init__(
+        self, argv: list[str], env: Mapping[str, str], directory: str, control: int, files: int, files_as: int
+    ) -> None:
+        self._argv = argv
+        self._env = env
+        self._directory = directory
+        self._control = control
+        self._files = files
+        self._files_as = files_as
+
+    def fork(self, runner: CommandRunner) -> int:
+        with runner.commands_oom_score():
+            try:
+                pid = os.fork()
+            except OSError as cause:
+                raise no_room("a shell", cause.strerror) from cause
+            if pid == 0:
+                self._become_shell()
+        return pid
+
+    def _become_shell(self) -> NoReturn:
+        try:
+            os.setsid()
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+            self._arrange_descriptors()
+            self._enter_directory()
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            os.execve(self._argv[0], self._argv, self._env)
+        finally:
+            os._exit(NOT_STARTED)
+
+    def _arrange_descriptors(self) -> None:
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        # In this order: none that is still needed lies where another one goes.
+        for target in (1, 2):
+            os.dup2(null, target)
+        os.dup2(self._control, 0)
+        os.dup2(self._files, self._files_as)
+        os.set_inheritable(self._files_as, True)
+
+    def _enter_directory(self) -> None:
+        try:
+            os.chdir(self._directory)
+        except OSError:
+            os.chdir("/")  # somebody removed it

@@ -1,0 +1,189 @@
+"""One command in a persistent shell, from its files to its answer.
+
+Rules, on top of those of commands.py:
+1. A time-out stops the shell first, or it would go on with the rest of the command as soon as a child is gone. Then
+   the children get SIGTERM, and after a grace period SIGKILL. Then the shell gets the interrupt, which makes it drop
+   the command, and goes on. Its directory, variables and functions are as the command left them.
+2. A shell that does not answer to that is killed. So is one that has read all its lines and has no answer.
+3. A shell that ends takes its command along. What the command had put in the background lives on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from atoll.agent.commands import KILL_GRACE_SECONDS, CommandRunner, Execution
+from atoll.agent.process_tree import ShellCommandTree
+from atoll.agent.shell_script import AFTER, INPUT_OPENED, INTERRUPT_SIGNAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from atoll.agent.scratch import ScratchDirectory
+    from atoll.agent.shell import Shell
+    from atoll.agent.streams import Streams
+    from atoll.protocol.messages import ExecDone, ExecShell
+
+FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.05
+INTERRUPT_PATIENCE_SECONDS = 0.1
+KILL_PATIENCE_SECONDS = 0.35
+FIRST_CHECK_SECONDS, LONGEST_CHECK_SECONDS = 0.5, 5.0
+MAX_EXIT_CODE = 255
+
+
+class CommandFiles:
+    """What the shell finds in its directory for one command."""
+
+    def __init__(self, files: ScratchDirectory, number: int) -> None:
+        self.number = number
+        self._files = files
+        self._names: list[str] = []
+        self._outputs: list[int] = []
+        self._inputs: list[int] = []
+
+    def write(self, letter: str, text: str) -> str:
+        name = self._name(letter)
+        self._files.write(name, text.encode())
+        return name
+
+    def open_pipes(self, with_stdin: bool) -> None:
+        self._outputs.append(self._files.make_output(self._name("o")))
+        self._outputs.append(self._files.make_output(self._name("e")))
+        if with_stdin:
+            self._inputs.append(self._files.make_input(self._name("i")))
+
+    def hand_outputs_to(self, streams: Streams) -> None:
+        stdout, stderr = self._outputs
+        self._outputs.clear()
+        streams.open(stdout, stderr)
+        if not self._inputs:
+            streams.open_input(None)
+
+    def hand_input_to(self, streams: Streams) -> None:
+        """Once the shell has opened its end: before, all that is written would be lost when we close ours."""
+        if self._inputs:
+            streams.open_input(self._inputs.pop())
+
+    def remove(self) -> None:
+        self._files.remove(*self._names)
+        for fd in (*self._outputs, *self._inputs):
+            os.close(fd)
+        self._outputs.clear()
+        self._inputs.clear()
+
+    def _name(self, letter: str) -> str:
+        self._names.append(f"{letter}{self.number}")
+        return self._names[-1]
+
+
+def write_lines(call: ExecShell, shell: Shell, files: CommandFiles, lasting: Mapping[str, str | None]) -> list[str]:
+    """Write the files of `call`; returns the lines that make the shell use them."""
+    dialect = shell.dialect
+    lines = []
+    if lasting or call.env or call.cwd is not None:
+        lines.append(dialect.source(files.write("b", dialect.before(lasting, call.env, call.cwd))))
+    text = dialect.command(call.command, files.number, call.stdin)
+    lines.append(dialect.source_command(files.write("c", text)))
+    if call.env or call.cwd is not None:
+        lines.append(dialect.source(files.write("u", dialect.undo(call.env, call.cwd))))
+    return [*lines, dialect.source(AFTER[files.number % 2])]
+
+
+class ShellCommand(Execution):
+    """A command that a shell is busy with."""
+
+    def __init__(
+        self,
+        runner: CommandRunner,
+        shell: Shell,
+        call: ExecShell,
+        files: CommandFiles,
+        streams: Streams,
+        on_done: Callable[[ExecDone], None],
+    ) -> None:
+        super().__init__(runner, call, streams, on_done)
+        self._shell = shell
+        self._files = files
+        self._tree = ShellCommandTree(shell.pid, runner.births.now())
+        self._pause = FIRST_LOOK_SECONDS
+        self._was_silent = False
+        self._check = self._loop.call_later(FIRST_CHECK_SECONDS, self._check_shell, FIRST_CHECK_SECONDS)
+
+    def on_answer(self, answer: bytes) -> None:
+        if answer == INPUT_OPENED:
+            self._files.hand_input_to(self._streams)
+        elif self._is_ending:
+            if answer == self._last_question.encode():
+                self._leave(0)
+        elif answer.isdigit() and len(answer) <= 3:
+            self._leave(min(int(answer), MAX_EXIT_CODE))
+
+    def on_shell_end(self, exit_code: int, *, session_ended: bool) -> None:
+        if self._is_ending:
+            self._tree.kill()
+        self._leave(exit_code, session_ended=session_ended)
+
+    def discard(self) -> None:
+        """There is no shell that could run it."""
+        self._has_ended = True
+        self._stop_timer()
+        self._clean_up()
+        self._runner.running.discard(self)
+
+    def abort(self) -> None:
+        """End the command and its shell at once."""
+        self._is_ending = True
+        self._shell.signal(signal.SIGSTOP)  # it shall not comment on it
+        self._tree.kill()
+        self._shell.kill()
+
+    def _leave(self, exit_code: int, *, session_ended: bool = False) -> None:
+        self._clean_up()
+        self._finish(exit_code, session_ended=session_ended)
+
+    def _clean_up(self) -> None:
+        self._check.cancel()
+        self._files.remove()
+
+    def _terminate(self) -> None:
+        self._shell.signal(signal.SIGSTOP)
+        self._deadline = self._loop.time() + KILL_GRACE_SECONDS
+        self._end_tree()
+
+    def _end_tree(self) -> None:
+        if not self._tree.terminate():
+            self._interrupt()
+        elif self._loop.time() >= self._deadline:
+            self._tree.kill()
+            self._interrupt()
+        else:
+            self._set_timer(self._pause, self._end_tree)
+            self._pause = min(2 * self._pause, LONGEST_LOOK_SECONDS)
+
+    @property
+    def _last_question(self) -> str:
+        return f"dropped {self._files.number}"
+
+    def _interrupt(self) -> None:
+        self._shell.signal(INTERRUPT_SIGNAL)
+        self._shell.signal(signal.SIGCONT)
+        # It may have been about to answer, and have dropped just that.
+        self._shell.send(self._shell.dialect.last_answer(self._last_question))
+        self._set_timer(INTERRUPT_PATIENCE_SECONDS, self._insist)
+
+    def _insist(self) -> None:
+        """It may wait in the kernel, for the other end of a FIFO say, which only this signal interrupts."""
+        self._shell.signal(signal.SIGINT)
+        self._set_timer(KILL_PATIENCE_SECONDS, self._shell.kill)
+
+    def _check_shell(self, pause: float) -> None:
+        """Kill a shell that cannot answer any more, as when a command has disabled what it would answer with."""
+        is_silent = self._shell.has_read_everything and not self._is_ending
+        if is_silent and self._was_silent:
+            self._shell.kill()
+            return
+        self._was_silent = is_silent
+        pause = FIRST_CHECK_SECONDS if is_silent else min(2 * pause, LONGEST_CHECK_SECONDS)
+        self._check = self._loop.call_later(pause, self._check_shell, pause)

@@ -1,0 +1,249 @@
+"""What the shells are told to do, in their own language: bash's, and that of any other sh.
+
+Rules for every line here:
+1. A leading backslash keeps aliases out; `builtin` (in sh, `command`) keeps functions of the same name out.
+2. Nothing depends on what a command may have changed: words are quoted (IFS, globbing), `>|` overwrites whatever
+   noclobber says, and each script is called as `. SCRIPT && :`, where errexit does not hold.
+3. A script hands on the exit status it found, so that the next command sees that of the one before it in `$?`.
+4. Standard input is the control socket; answers go out on it. Standard output and error are /dev/null.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+READY, INPUT_OPENED = b"ready", b"input"
+ENDED_IN, KEPT_IN = b"ended ", b"kept "  # the last words of a shell, with its directory
+COMPLETE = b"#complete\n"
+INTERRUPT_SIGNAL = 41  # a real-time signal that nobody uses
+
+INIT, RESTORE, LAST = "init", "restore", "last"
+AFTER, STATES = ("after0", "after1"), ("state0", "state1")
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """How one family of shells is started and spoken to. In the texts, @DIR is the shell's scratch directory."""
+
+    arguments: tuple[str, ...]
+    directory_fd: int  # where the shell has its scratch directory
+    input_fd: int  # where it opens a command's input
+    call: str  # runs a builtin, whatever functions there are
+    wait: str  # waits for the next lines
+    wake: tuple[str, ...]  # comes before them, to end that
+    mend: str  # undoes what would keep the next command from running
+    eval: str
+    init: str
+    dump: str
+    dump_exported: str
+    keeps_all_on_exit: str  # a condition
+    save_variable: str  # NAME into __atoll_NAME
+    restore_variable: str
+
+    @property
+    def directory(self) -> str:
+        return f"/proc/self/fd/{self.directory_fd}"
+
+    def scripts(self) -> dict[str, str]:
+        """The files a shell finds in its directory."""
+        texts = {INIT: self.init + _INIT, "exit": _EXIT}
+        for after, state in zip(AFTER, STATES, strict=True):
+            texts[after] = _AFTER.replace("@STATE", state)
+        return {name: self._fill(text) for name, text in texts.items()}
+
+    def command(self, text: str, number: int, with_stdin: bool) -> str:
+        """Runs a command with its own descriptors. Those of the shell are out of its reach, and back when it ends."""
+        outputs = f">{self.directory}/o{number} 2>{self.directory}/e{number} {self.directory_fd}>&-"
+        if not with_stdin:
+            return f"{self.eval} {quote(text)} <&1 {outputs}\n"
+        run = f"{self.eval} {quote(text)} <&{self.input_fd} {outputs} {self.input_fd}<&-"
+        return f"{{ {self.answer(INPUT_OPENED.decode())}; {run}; }} {self.input_fd}<{self.directory}/i{number}\n"
+
+    def before(self, lasting: Mapping[str, str | None], env: Mapping[str, str | None], cwd: str | None) -> str:
+        """Sets what holds from now on, and what holds for one command."""
+        lines = ["__atoll=$?"]
+        lines += [self._set(name, value) for name, value in lasting.items()]
+        for name, value in env.items():
+            lines += [self.save_variable.replace("NAME", name), self._set(name, value)]
+        if cwd is not None:
+            lines.append("__atoll_pwd=${PWD-} __atoll_oldpwd=${OLDPWD-}")
+            lines.append(f"CDPATH= {self.call} cd -- {quote(cwd)}")
+        return "\n".join([*lines, f'{self.call} return "$__atoll"\n'])
+
+    def undo(self, env: Mapping[str, str | None], cwd: str | None) -> str:
+        """Takes back what held for one command."""
+        lines = ["__atoll=$?"]
+        lines += [self.restore_variable.replace("NAME", name) for name in env]
+        if cwd is not None:
+            lines.append(f'CDPATH= {self.call} cd -- "$__atoll_pwd" || {self.call} cd /')
+            lines.append("OLDPWD=$__atoll_oldpwd")
+            lines.append(f"{self.call} unset __atoll_pwd __atoll_oldpwd")
+        return "\n".join([*lines, f'{self.call} return "$__atoll"\n'])
+
+    def source(self, name: str) -> str:
+        return f"\\. {self.directory}/{name} && \\:"
+
+    def source_command(self, name: str) -> str:
+        """Not shielded from errexit: a command that fails under it ends the shell, as it should."""
+        return f"\\. {self.directory}/{name}"
+
+    def answer(self, word: str) -> str:
+        return f"{self.call} printf '{word}\\0' >&0"
+
+    def last_answer(self, word: str) -> str:
+        """An answer after which the shell has nothing to do."""
+        return f"{self.answer(word)}; {self.wait}"
+
+    def _set(self, name: str, value: str | None) -> str:
+        unset = f"{self.call} unset {name}"
+        return unset if value is None else f"{self.call} export {name}={quote(value)}"
+
+    def _fill(self, text: str) -> str:
+        pieces = {
+            "@DUMP_EXPORTED": self.dump_exported,
+            "@DUMP": self.dump,
+            "@KEEPS_ALL_ON_EXIT": self.keeps_all_on_exit,
+            "@WAIT": self.wait,
+            "@MEND": self.mend,
+            "@CALL": self.call,
+            "@DIR": self.directory,
+        }
+        for name, piece in pieces.items():
+            text = text.replace(name, piece)
+        return text
+
+
+def quote(text: str) -> str:
+    """As one word of any shell."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def is_variable_name(name: str) -> bool:
+    """Whether a shell can have it; the kernel takes more."""
+    return bool(_NAME.fullmatch(name))
+
+
+# The interrupt makes a shell drop what it does and go back to reading: SIGINT alone would not, while it waits for a
+# child that did not die of SIGINT. A handler of the command's own must not keep it there either.
+_INIT = rf"""
+@CALL trap '@CALL trap - INT; @CALL kill -INT $$' {INTERRUPT_SIGNAL}
+@CALL trap '@CALL . @DIR/exit' EXIT
+@CALL printf '{READY.decode()}\0' >&0
+@WAIT
+"""
+
+# First the answer, for which somebody waits. Two files take turns, so that one is whole whenever the shell is killed.
+_AFTER = r"""__atoll=$?
+@CALL printf '%s\0' "$__atoll" >&0
+{
+@DUMP
+} >|@DIR/@STATE
+@MEND
+@WAIT
+@CALL return "$__atoll"
+"""
+
+# The shell ends: by `exit`, and then the next one is fresh, or by a failure under errexit, and then all is kept. Under
+# errexit a shell cannot tell `exit 1` from a failure, and keeps all.
+_EXIT = rf"""__atoll=$?
+if @KEEPS_ALL_ON_EXIT; then
+{{
+@DUMP
+}} >|@DIR/{LAST}
+@CALL printf '{KEPT_IN.decode()}%s\0' "${{PWD-}}" >&0
+else
+{{
+@DUMP_EXPORTED
+}} >|@DIR/{LAST}
+@CALL printf '{ENDED_IN.decode()}%s\0' "${{PWD-}}" >&0
+fi
+"""
+
+_BASH_DIRECTORY = r"""\builtin printf '\\builtin cd -- %q\n' "${PWD-}" """
+_COMPLETE_LINE = r"""@CALL printf '#complete\n'"""
+
+BASH = Dialect(
+    # Interactive, since only then an error, an unset variable or an interrupt ends the command and not the shell.
+    arguments=("--norc", "--noprofile", "--noediting", "-i"),
+    directory_fd=200,  # scripts use the low ones
+    input_fd=201,
+    call=r"\builtin",
+    wait=r"\:",  # reading them is enough
+    wake=(),
+    mend=r"\builtin enable eval",
+    eval=r"\builtin eval --",
+    # History would expand "!" and fill a file; mail and window size would be looked for after each command. While a
+    # script is read, a failed `exec` would end the shell as if it were not interactive.
+    init=rf"""\builtin set +o history +H
+\builtin unset HISTFILE MAILCHECK
+\builtin shopt -u checkwinsize
+\builtin shopt -s execfail
+PS1='$ '
+if [[ -f @DIR/{RESTORE} ]]; then \builtin . @DIR/{RESTORE}; fi
+""",
+    # Functions and aliases come last: they could change what the lines before them mean.
+    dump=_BASH_DIRECTORY
+    + r"""
+\builtin declare -p
+\builtin shopt -p
+\builtin set +o
+\builtin umask -p
+\builtin trap -p
+\builtin declare -f
+\builtin declare -F
+\builtin alias -p
+"""
+    + _COMPLETE_LINE,
+    dump_exported=_BASH_DIRECTORY
+    + r"""
+\builtin export -p
+"""
+    + _COMPLETE_LINE,
+    keeps_all_on_exit=r"""[[ $__atoll != 0 && $- == *e* ]]""",
+    save_variable=r"""__atoll_NAME=; if [[ -v NAME ]]; then __atoll_NAME=${NAME[@]@A}; fi""",
+    restore_variable=r"""\builtin unset -v NAME; \builtin eval "$__atoll_NAME"; \builtin unset -v __atoll_NAME""",
+)
+
+SH = Dialect(
+    arguments=("-i",),
+    directory_fd=9,  # dash knows no descriptors of two digits
+    input_fd=8,
+    call=r"\command",
+    # Busybox takes a read that SIGCHLD interrupts for the end of its input; its `read` does not. An empty line is what
+    # this takes, or what a shell that does not wait passes over.
+    wait=r"\command read -r __atoll_go <&0",
+    wake=("",),
+    mend=r"\:",
+    eval=r"\command eval",
+    init=rf"""PS1='$ '
+if \[ -f @DIR/{RESTORE} \]; then \. @DIR/{RESTORE}; fi
+""",
+    # A plain sh cannot print its functions, nor its aliases so that they could be read again.
+    dump=r"""\command set
+\command export -p
+\command readonly -p
+\command set +o
+\command printf 'umask '
+\command umask
+\command trap
+\command printf '\\command cd -- "$PWD"\n'
+"""
+    + _COMPLETE_LINE,
+    # The shell is about to end, so its PWD may as well be exported: that is the one way to have it printed in quotes.
+    dump_exported=r"""\command export PWD
+\command export -p
+\command printf '\\command cd -- "$PWD"\n'
+"""
+    + _COMPLETE_LINE,
+    keeps_all_on_exit=r"""case $__atoll$- in 0*) \command false ;; *e*) \: ;; *) \command false ;; esac""",
+    save_variable=r"""\command unset __atoll_NAME; if \[ "${NAME+x}" \]; then __atoll_NAME=$NAME; fi""",
+    restore_variable=r"""if \[ "${__atoll_NAME+x}" \]; then \command export NAME="$__atoll_NAME"
+else \command unset NAME; fi; \command unset __atoll_NAME""",
+)

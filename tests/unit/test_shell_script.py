@@ -1,0 +1,45 @@
+"""What the shells are told, as text and by the shells themselves."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.agent.shell_script import BASH, SH, Dialect, is_variable_name, quote
+
+SHELLS = (["bash"], ["dash"], ["busybox", "sh"])
+MAX_LINE = 1000  # bash reads so much at once; what is longer would be cut off
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@given(text=st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"])))
+@settings(max_examples=30, deadline=None)
+def test_a_quoted_text_is_one_word_of_any_shell(shell: list[str], text: str) -> None:
+    script = f"printf %s {quote(text)}".encode()
+    assert subprocess.run([*shell, "-c", script], capture_output=True, check=True).stdout == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("a", True), ("_A9", True), ("9a", False), ("a-b", False), ("a\n", False)]
+)
+def test_which_names_a_shell_can_have(name: str, is_one: bool) -> None:
+    assert is_variable_name(name) is is_one
+
+
+@pytest.mark.parametrize("dialect", [BASH, SH])
+def test_no_place_is_left_open_and_no_line_is_too_long(dialect: Dialect) -> None:
+    for text in dialect.scripts().values():
+        assert "@DIR" not in text and "@CALL" not in text and "@DUMP" not in text and "@STATE" not in text
+    for line in (dialect.source("after0"), dialect.source_command("c" + "9" * 20), dialect.last_answer("dropped 9")):
+        assert len(line) < MAX_LINE and "\n" not in line
+
+
+@pytest.mark.parametrize(("shell", "dialect"), [(["bash"], BASH), (["dash"], SH), (["busybox", "sh"], SH)])
+def test_every_script_is_well_formed(shell: list[str], dialect: Dialect) -> None:
+    scripts = [*dialect.scripts().values(), dialect.before({"L": "1"}, {"A": "b", "C": None}, "/tmp")]
+    scripts += [dialect.undo({"A": "b"}, "/tmp"), dialect.command("x", 1, True), dialect.command("x", 1, False)]
+    for script in scripts:
+        subprocess.run([*shell, "-n", "-c", script], check=True)
