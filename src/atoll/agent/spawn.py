@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from atoll.agent.posix_spawn import Vector, make_vector, posix_spawn
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.messages import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

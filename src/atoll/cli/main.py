@@ -11,6 +11,7 @@ import click
 
 from atoll import __version__
 from atoll.cli.doctor import doctor
+from atoll.cli.serve import serve
 from atoll.protocol.errors import AtollError
 
 
@@ -21,6 +22,7 @@ def atoll() -> None:
 
 
 atoll.add_command(doctor)
+atoll.add_command(serve)
 
 
 def main() -> NoReturn:

@@ -37,6 +37,10 @@ class ImageCatalog:
         layers = (str(root), str(self._base_layer()))
         return Rootfs(image=name, state=name, overlays=(Overlay(name="root", target="/", layers=layers),))
 
+    def recall(self, name: str, state: str) -> Rootfs:
+        """What `name` stood for when a sandbox was made on it."""
+        return self._host.recall(state) if name == HOST else self.resolve(name)
+
     def forget(self, used: set[str]) -> None:
         """Remove what no sandbox was made on and nobody can ask for any more. `used` are states of `Rootfs`."""
         self._host.forget(used)

@@ -90,9 +90,24 @@ class HostImage:
         root = self._store / state.digest
         if not root.is_dir():
             self._build(root, state)
+        return self._rootfs(root, self._label(state))
+
+    def recall(self, label: str) -> Rootfs:
+        """The root of an earlier state. The host's /usr is the one there is now."""
+        root = self._store / label.split()[0]
+        if not root.is_dir():
+            raise error(
+                ErrorCode.IMAGE_NOT_FOUND,
+                f"the host image {label!r:.100} is gone",
+                remedy="Take what you need from the sandbox's disk, destroy it, and make a new one.",
+                image=HOST,
+            )
+        return self._rootfs(root, label)
+
+    def _rootfs(self, root: Path, label: str) -> Rootfs:
         return Rootfs(
             image=HOST,
-            state=self._label(state),
+            state=label,
             overlays=(
                 Overlay(name="root", target="/", layers=(str(root / "root"),)),
                 Overlay(name="usr", target="/usr", layers=(str(self._usr),)),

@@ -8,14 +8,16 @@ from typing import Any
 
 import msgspec
 
+from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.limits import Limits
 
 DEFAULT_IMAGE = "host"
+MAX_LABELS, MAX_LABEL = 64, 256
 
 
 class SandboxState(Enum):
-    STARTING = "starting"
     RUNNING = "running"
+    FROZEN = "frozen"  # asleep: memory kept, nothing moves; the next operation wakes it
     STOPPED = "stopped"  # files kept, nothing running; the next operation starts it
 
 
@@ -67,7 +69,7 @@ class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int  # of this sandbox, from 1; what a reader gives as `since` to go on after it
     time: datetime
-    what: str  # created started stopped oom_killed destroyed labels_changed env_changed session_created session_deleted
+    what: str  # created started frozen thawed stopped oom_killed labels_changed env_changed destroyed
     cause: str
     by: str
 
@@ -80,3 +82,19 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     pid: int
     started_at: datetime
+
+
+def check_labels(labels: dict[str, str]) -> dict[str, str]:
+    """The same, or an error that says what labels look like."""
+    for name, value in labels.items():
+        if not name or len(name) > MAX_LABEL or len(value) > MAX_LABEL or "=" in name:
+            raise error(
+                ErrorCode.INVALID_REQUEST,
+                f"{name!r:.100}={value!r:.100} is not a label",
+                remedy=f"A name of 1 to {MAX_LABEL} characters without =, and a value of at most {MAX_LABEL}.",
+            )
+    if len(labels) > MAX_LABELS:
+        raise error(
+            ErrorCode.INVALID_REQUEST, f"{len(labels)} labels are too many", remedy=f"Give {MAX_LABELS} at most."
+        )
+    return labels

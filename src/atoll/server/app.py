@@ -25,7 +25,7 @@ from atoll.supervisor.roster import Roster
 def make_app(roster: Roster, keys: Keys, hosts: tuple[str, ...] = ()) -> ASGIApp:
     routes = [Route(route.path, route.endpoint, methods=[route.method]) for route in ROUTES]
     routes += [Route("/openapi.json", get_openapi), Route("/docs", get_docs)]
-    app = Starlette(routes=routes, exception_handlers=HANDLERS)  # type: ignore[arg-type]
+    app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.roster = roster
     app.state.info = ServerInfo(version=__version__, pid=os.getpid(), started_at=datetime.now(UTC))
     return Gate(app, keys, hosts)

@@ -89,4 +89,4 @@ def host_name(host: str) -> str:
 def is_unix(scope: Scope) -> bool:
     """Uvicorn gives a Unix socket's path as the server's address, without a port."""
     server = scope.get("server")
-    return bool(server) and server[1] is None
+    return server is not None and server[1] is None

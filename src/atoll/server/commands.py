@@ -17,17 +17,7 @@ from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, 
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import (
-    CreateSession,
-    DeleteSession,
-    Exec,
-    ExecDone,
-    ExecShell,
-    ListSessions,
-    decode_exec_done,
-    decode_session,
-    decode_sessions,
-)
+from atoll.protocol.messages import CreateSession, Exec, ExecDone, ExecShell, Sessions, decode_exec_done
 from atoll.server.bodies import read_json, wants
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
@@ -117,7 +107,7 @@ async def stream(
     texts = {kind: codecs.getincrementaldecoder("utf-8")("replace") for kind in _STREAMS}
     if stdin is not None:
         call = msgspec.structs.replace(call, stdin=True)
-    async with actor.use(caller) as link, link.operation(call) as agent, agent.feeding(stdin):
+    async with actor.use(caller) as link, link.operation(call) as agent, agent.fed(stdin):
         yield _event("start")
         try:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
@@ -151,7 +141,7 @@ def _encode(event: ExecEventBody) -> bytes:
 
 async def list_sessions(request: Request) -> Response:
     async with actor_of(request).use(caller_of(request)) as link:
-        return json_response(await link.call(ListSessions(), decode_sessions))
+        return json_response(Sessions(sessions=await link.list_sessions()))
 
 
 async def post_session(request: Request) -> Response:
@@ -159,10 +149,10 @@ async def post_session(request: Request) -> Response:
     asked = await read_json(request, SessionRequest)
     call = CreateSession(session_id=asked.id or f"session-{uuid4().hex[:12]}", cwd=asked.cwd, env=dict(asked.env))
     async with actor.use(caller_of(request)) as link:
-        return json_response(await link.call(call, decode_session), 201)
+        return json_response(await link.create_session(call), 201)
 
 
 async def delete_session(request: Request) -> Response:
     async with actor_of(request).use(caller_of(request)) as link:
-        await link.call(DeleteSession(session_id=request.path_params["session_id"]), decode_session)
+        await link.delete_session(request.path_params["session_id"])
     return Response(status_code=204)

@@ -29,7 +29,11 @@ def document() -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Atoll", "version": __version__, "description": "Isolated Linux computers, addressed by an id."},
+        "info": {
+            "title": "Atoll",
+            "version": __version__,
+            "description": "Isolated Linux computers, addressed by an id.",
+        },
         "paths": paths,
         "components": {
             "schemas": components,

@@ -73,7 +73,9 @@ async def on_http_exception(request: Request, cause: Exception) -> Response:
         remedy = f"Use one of: {allowed}." if allowed else "See /docs."
         problem = error(ErrorCode.METHOD_NOT_ALLOWED, f"{request.method} does not fit this path", remedy=remedy)
         return json_response(problem.to_body(), 405, dict(cause.headers or {}))
-    return problem_response(error(ErrorCode.ROUTE_NOT_FOUND, f"there is no {request.url.path!r:.200}", remedy="See /docs."))
+    return problem_response(
+        error(ErrorCode.ROUTE_NOT_FOUND, f"there is no {request.url.path!r:.200}", remedy="See /docs.")
+    )
 
 
 async def on_any_error(request: Request, cause: Exception) -> Response:

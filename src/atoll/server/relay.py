@@ -40,7 +40,9 @@ class Relay:
         requests = Requests(receive)
         call = await requests.next()
         if call is None or call.kind is not FrameKind.CALL:
-            raise error(ErrorCode.INVALID_REQUEST, "the body begins with no CALL frame", remedy="Use the SDK, or /exec.")
+            raise error(
+                ErrorCode.INVALID_REQUEST, "the body begins with no CALL frame", remedy="Use the SDK, or /exec."
+            )
         actor = roster.actor(scope["path_params"]["id"])
         async with actor.use(scope["caller"]) as link, Operation(link, call.payload) as agent:
             feeder = asyncio.create_task(requests.feed(agent))

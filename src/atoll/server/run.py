@@ -13,7 +13,7 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.server.app import make_app
 from atoll.server.settings import Settings
 from atoll.store.database import open_database
@@ -25,6 +25,7 @@ from atoll.supervisor.roster import Roster
 KEEP_ALIVE_SECONDS = 3600
 GRACEFUL_SECONDS = 5
 IDLE_LOOK_SECONDS = 1.0
+TAKE_OVER_SECONDS, TAKE_OVER_PAUSE_SECONDS = 20.0, 0.02
 BACKLOG = 512
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
@@ -39,7 +40,7 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    async with Machine(settings.state, settings.runtime) as machine:
+    async with await open_machine(settings) as machine:
         with closing(open_database(settings.state)) as database:
             keys = Keys(database)
             async with Roster(machine, Timeline(database)) as roster:
@@ -49,6 +50,18 @@ async def _serve(settings: Settings) -> None:
                     watcher = asyncio.create_task(end_when_idle(server, roster, settings))
                     await server.serve(sockets=sockets)
                     watcher.cancel()
+
+
+async def open_machine(settings: Settings) -> Machine:
+    """An embedded server is started when there is none to connect to: then one that holds the state is about to end."""
+    give_up = time.monotonic() + (TAKE_OVER_SECONDS if settings.is_embedded else 0)
+    while True:
+        try:
+            return Machine(settings.state, settings.runtime)
+        except AtollError as problem:
+            if problem.code != ErrorCode.STATE_DIRECTORY_IN_USE or time.monotonic() > give_up:
+                raise
+        await asyncio.sleep(TAKE_OVER_PAUSE_SECONDS)
 
 
 def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Server:

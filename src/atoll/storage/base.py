@@ -17,6 +17,10 @@ class Storage(Protocol):
         """A new, empty disk."""
         ...
 
+    def find(self, sandbox: SandboxId) -> Path:
+        """Its disk, which must be there."""
+        ...
+
     def remove(self, sandbox: SandboxId) -> None:
         """The disk and everything on it. Twice is fine."""
         ...

@@ -29,6 +29,9 @@ class DirectoryStorage:
             raise cannot_write(str(disk), cause) from cause
         return disk
 
+    def find(self, sandbox: SandboxId) -> Path:
+        return existing(self._root / sandbox)
+
     def remove(self, sandbox: SandboxId) -> None:
         # What is in there was named by the sandbox: rm follows no link, and no depth is too much for it.
         disk = self._root / sandbox
@@ -48,6 +51,17 @@ class DirectoryStorage:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def existing(disk: Path) -> Path:
+    if not disk.is_dir():
+        raise error(
+            ErrorCode.STATE_DIRECTORY_UNUSABLE,
+            f"the disk {disk} is gone",
+            remedy="Put it back from a backup, or destroy the sandbox and make a new one.",
+            path=str(disk),
+        )
+    return disk
 
 
 def already_exists(sandbox: SandboxId) -> AtollError:

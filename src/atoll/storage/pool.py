@@ -25,7 +25,7 @@ from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId
 from atoll.storage import btrfs
 from atoll.storage.base import Storage
-from atoll.storage.directory import DirectoryStorage, already_exists
+from atoll.storage.directory import DirectoryStorage, already_exists, existing
 
 LOCK = Path("/run/atoll-machine/pools")  # the machine's, as loop devices are
 PROGRAMS = ("mkfs.btrfs", "losetup", "mount", "umount")
@@ -86,6 +86,9 @@ class PoolStorage:
                 self.remove(sandbox)
             raise self._failure(cause) from cause
         return disk
+
+    def find(self, sandbox: SandboxId) -> Path:
+        return existing(self._mount / sandbox)
 
     def _admit(self, size: int) -> None:
         if shutil.disk_usage(self._file.parent).free < RESERVE:

@@ -1,4 +1,4 @@
-"""What happened to each sandbox, the latest MAX_EVENTS of it. Events of a destroyed sandbox go with the next of its id."""
+"""What happened to each sandbox, the latest MAX_EVENTS of it. The next sandbox of an id begins anew."""
 
 from __future__ import annotations
 

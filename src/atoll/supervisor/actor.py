@@ -15,15 +15,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from atoll.engine.base import EventKind, LiveSandbox
+from atoll.protocol.durations import parse_duration
+from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.messages import SetEnvironment, decode_sessions
-from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxOptions, SandboxState, Use
+from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxOptions, SandboxState, Use, check_labels
 from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:
     from atoll.protocol.ids import SandboxId
-    from atoll.store.records import SandboxRecord
     from atoll.store.timeline import Timeline
     from atoll.supervisor.machine import Machine
 
@@ -91,7 +94,13 @@ class SandboxActor:
             self._note("started", cause="it was used", by=by)
         else:
             self._timeline.forget(self.name)
-            live = await self._machine.create(self.name, options)
+            live = await self._machine.create(
+                self.name,
+                image=options.image,
+                limits=options.limits,
+                env=options.env,
+                upkeep=to_upkeep(options),
+            )
             self._note("created", cause="its id was used for the first time", by=by)
         self._take(live)
 
@@ -158,13 +167,13 @@ class SandboxActor:
     async def sleep_if_idle(self) -> None:
         """Freeze what nobody has used for as long as it was asked to stay awake."""
         record = self._machine.find(self.name)
-        if record is None or record.keep_alive or not self._is_idle_for(record.sleep_after):
+        if record is None or record.upkeep.keep_alive or not self._is_idle_for(record.upkeep.sleep_after):
             return
         async with self._change:
-            if self._live and not self._is_frozen and self._is_idle_for(record.sleep_after):
+            if self._live and not self._is_frozen and self._is_idle_for(record.upkeep.sleep_after):
                 await self._machine.engine.freeze(self._live)
                 self._is_frozen = True
-                self._note("frozen", cause=f"nobody used it for {record.sleep_after:g} seconds", by="atoll")
+                self._note("frozen", cause=f"nobody used it for {record.upkeep.sleep_after:g} seconds", by="atoll")
 
     def _is_idle_for(self, seconds: float) -> bool:
         return self.is_awake and not self._in_use and time.monotonic() - self._last_used >= seconds
@@ -183,10 +192,10 @@ class SandboxActor:
             image_state=record.image_state,
             isolation=ISOLATION,
             limits=record.limits,
-            labels=record.labels,
+            labels=record.upkeep.labels,
             env=sorted(record.env),
-            sleep_after=record.sleep_after,
-            keep_alive=record.keep_alive,
+            sleep_after=record.upkeep.sleep_after,
+            keep_alive=record.upkeep.keep_alive,
             use=await self._use(),
         )
 
@@ -210,14 +219,19 @@ class SandboxActor:
 
     async def set_labels(self, labels: dict[str, str], by: str) -> None:
         async with self._change:
-            self._machine.update(self._record(), labels=labels)
+            record = self._record()
+            upkeep = msgspec.structs.replace(record.upkeep, labels=check_labels(labels))
+            self._machine.update(record, upkeep=upkeep)
             self._note("labels_changed", cause="it was asked for", by=by)
 
     async def set_env(self, changes: dict[str, str | None], by: str) -> None:
         async with self._change:
             record = self._record()
-            if self._link and not self._is_frozen:
-                await self._link.call(SetEnvironment(env=changes), decode_sessions)
+            check_environment(changes)
+            if self._live and self._link:
+                await self._machine.engine.thaw(self._live)
+                self._is_frozen = False
+                await self._link.set_environment(changes)
             merged = {**record.env, **changes}
             self._machine.update(record, env={name: value for name, value in merged.items() if value is not None})
             self._note("env_changed", cause="it was asked for", by=by)
@@ -259,6 +273,15 @@ class SandboxActor:
                 sandbox=self.name,
             )
         return record
+
+
+def to_upkeep(options: SandboxOptions) -> Upkeep:
+    sleep_after = SLEEP_AFTER_SECONDS if options.sleep_after is None else options.sleep_after
+    return Upkeep(
+        labels=check_labels(options.labels),
+        sleep_after=parse_duration(sleep_after, "sleep_after"),
+        keep_alive=options.keep_alive,
+    )
 
 
 STATE_CHANGES = {"created", "started", "frozen", "thawed", "stopped"}

@@ -13,7 +13,8 @@ import asyncio
 import os
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -121,18 +122,8 @@ class AgentLink:
         if call.max_output is None:
             call = msgspec.structs.replace(call, max_output=MAX_OUTPUT_KEPT)
         patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
-        async with self.operation(call) as connection, deadline(patience) as time:
-            feeder = asyncio.create_task(connection.send_input(stdin)) if stdin is not None else None
-            try:
-                return await collect(connection, call.max_output, time)
-            finally:
-                if feeder:
-                    feeder.cancel()
-
-    async def call(self, call: Call, decoder: Callable[[bytes], T]) -> T:
-        """One that has an answer and no output."""
-        async with self.operation(call) as connection, deadline(ANSWER_GRACE):
-            return decode(decoder, await connection.next_frame())
+        async with self.operation(call) as connection, deadline(patience) as time, connection.fed(stdin):
+            return await collect(connection, call.max_output, time)
 
     def operation(self, call: Call) -> Operation:
         """A connection on which `call` has been sent, as a context manager."""
@@ -228,6 +219,16 @@ class AgentConnection(asyncio.Protocol):
             self._write(encode_frame(FrameKind.INPUT, data[start : start + INPUT_CHUNK]))
         self._write(encode_frame(FrameKind.INPUT))
 
+    @asynccontextmanager
+    async def fed(self, stdin: bytes | None) -> AsyncIterator[None]:
+        """Standard input goes out beside what is done in the block."""
+        feeder = asyncio.create_task(self.send_input(stdin)) if stdin is not None else None
+        try:
+            yield
+        finally:
+            if feeder:
+                feeder.cancel()
+
     async def send_frame(self, frame: Frame) -> None:
         await self._can_write.wait()
         self._write(encode_frame(frame.kind, frame.payload))
@@ -266,8 +267,7 @@ class AgentConnection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has its own
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec
 from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.preflight import check_machine
@@ -25,18 +27,18 @@ from atoll.protocol.limits import Limits, parse_limits
 from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
 from atoll.supervisor.reconcile import Findings, reconcile
-from atoll.supervisor.records import Records, SandboxRecord
+from atoll.supervisor.records import Records, SandboxRecord, Upkeep
 from atoll.supervisor.state_lock import StateLock
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from atoll.engine.base import Engine
-    from atoll.protocol.rootfs import Rootfs
     from atoll.storage.base import Storage
 
 DEFAULT_STATE = Path("/var/lib/atoll")
 DEFAULT_RUNTIME = Path("/run/atoll")
+DEFAULT_UPKEEP = Upkeep()
 ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -101,6 +103,7 @@ class Machine:
         image: str = "host",
         limits: Limits | str | dict[str, Any] | None = None,
         env: dict[str, str] | None = None,
+        upkeep: Upkeep = DEFAULT_UPKEEP,
     ) -> LiveSandbox:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
         name, accepted = parse_sandbox_id(sandbox_id), parse_limits(limits)
@@ -112,13 +115,51 @@ class Machine:
         try:
             spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {}))
             sandbox = await self.engine.start(spec)
+            record = SandboxRecord(
+                id=name,
+                image=rootfs.image,
+                image_state=rootfs.state,
+                limits=accepted,
+                created_at=datetime.now(UTC),
+                process=sandbox.process,
+                uid_base=sandbox.uid_base,
+                agent_socket=str(sandbox.agent_socket),
+                env=env or {},
+                upkeep=upkeep,
+            )
             try:
-                await self._put_on_record(sandbox, rootfs, accepted)
+                await self._put_on_record(sandbox, record)
             except BaseException:
                 await self.engine.stop(sandbox)
                 raise
         except BaseException:
             self._forget(name)
+            raise
+        return sandbox
+
+    async def start(self, sandbox_id: SandboxId) -> LiveSandbox:
+        """Start one that has ended, on its own disk and on the image it was made on."""
+        record = self.record(sandbox_id)
+        rootfs = self.images.recall(record.image, record.image_state)
+        spec = SandboxSpec(
+            id=record.id,
+            rootfs=rootfs,
+            disk=self.storage.find(record.id),
+            limits=record.limits,
+            env=ENV | rootfs.env | record.env,
+        )
+        sandbox = await self.engine.start(spec)
+        try:
+            # If we are killed before it is told to live on, it ends with us: then this record is of one that has ended.
+            self.update(
+                record,
+                process=sandbox.process,
+                uid_base=sandbox.uid_base,
+                agent_socket=str(sandbox.agent_socket),
+            )
+            await self.engine.keep(sandbox)
+        except BaseException:
+            await self.engine.stop(sandbox)
             raise
         return sandbox
 
@@ -166,18 +207,17 @@ class Machine:
     def records(self) -> list[SandboxRecord]:
         return self._records.created()
 
-    async def _put_on_record(self, sandbox: LiveSandbox, rootfs: Rootfs, limits: Limits) -> None:
+    def exists(self, sandbox_id: SandboxId) -> bool:
+        return self._records.exists(sandbox_id)
+
+    def find(self, sandbox_id: SandboxId) -> SandboxRecord | None:
+        return self.record(sandbox_id) if self.exists(sandbox_id) else None
+
+    def update(self, record: SandboxRecord, **changes: Any) -> None:
+        self._records.replace(msgspec.structs.replace(record, **changes))
+
+    async def _put_on_record(self, sandbox: LiveSandbox, record: SandboxRecord) -> None:
         """A kill before the end of this undoes the creation, one after it changes nothing."""
-        record = SandboxRecord(
-            id=sandbox.id,
-            image=rootfs.image,
-            image_state=rootfs.state,
-            limits=limits,
-            created_at=datetime.now(UTC),
-            process=sandbox.process,
-            uid_base=sandbox.uid_base,
-            agent_socket=str(sandbox.agent_socket),
-        )
         self._records.begin(record)
         await self.engine.keep(sandbox)
         self._records.commit(sandbox.id)

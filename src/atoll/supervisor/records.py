@@ -23,6 +23,16 @@ from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
 
+SLEEP_AFTER_SECONDS = 600.0
+
+
+class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
+    """How a sandbox is treated: what it is found by, and when it is put to sleep."""
+
+    labels: dict[str, str] = {}
+    sleep_after: float = SLEEP_AFTER_SECONDS
+    keep_alive: bool = False
+
 
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a sandbox. `image_state` says on which contents of the image it was made."""
@@ -35,6 +45,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     process: ProcessIdentity
     uid_base: int
     agent_socket: str
+    env: dict[str, str] = {}
+    upkeep: Upkeep = Upkeep()
 
     def to_live(self) -> LiveSandbox:
         """The sandbox as an engine may adopt it."""
@@ -88,6 +100,16 @@ class Records:
         path = self.path(sandbox, Stage.CREATED)
         try:
             self.path(sandbox, Stage.MAKING).rename(path)
+        except OSError as cause:
+            raise cannot_write(str(path), cause) from cause
+
+    def replace(self, record: SandboxRecord) -> None:
+        """What is kept of a sandbox that was created, anew."""
+        path = self.path(record.id, Stage.CREATED)
+        try:
+            new = path.with_suffix(".new")
+            new.write_bytes(msgspec.json.encode(record))
+            new.rename(path)
         except OSError as cause:
             raise cannot_write(str(path), cause) from cause
 

@@ -52,16 +52,17 @@ class Roster:
 
     def _forget_unused(self) -> None:
         """Actors of ids that were only asked about."""
-        unused = [name for name, actor in self._actors.items() if not actor.is_in_use and not self._machine.exists(name)]
-        for name in unused:
-            del self._actors[name]
+        for name, actor in list(self._actors.items()):
+            if not actor.is_in_use and not self._machine.exists(name):
+                del self._actors[name]
 
     @property
     def is_needed(self) -> bool:
         return any(actor.is_awake or actor.is_in_use for actor in self._actors.values())
 
     async def list(self, labels: dict[str, str], state: SandboxState | None) -> list[SandboxInfo]:
-        infos = [await self.actor(record.id).info() for record in self._machine.records() if labels.items() <= record.labels.items()]
+        wanted = [record.id for record in self._machine.records() if labels.items() <= record.upkeep.labels.items()]
+        infos = [await self.actor(name).info() for name in wanted]
         return [info for info in infos if state is None or info.state is state]
 
     async def _put_idle_ones_to_sleep(self) -> None:

@@ -66,6 +66,7 @@ class Cgroups(Protocol):
         ...
 
     def thaw(self, name: str) -> None: ...
+    def is_frozen(self, name: str) -> bool: ...
     def usage(self, name: str) -> Usage: ...
     def watch(self, name: str) -> int:
         """A descriptor that becomes readable when a process of the group is killed for memory, and perhaps more often;
@@ -174,6 +175,9 @@ class CgroupsV1:
     def thaw(self, name: str) -> None:
         _write(self._roots["freezer"], f"{name}/freezer.state", "THAWED")
 
+    def is_frozen(self, name: str) -> bool:
+        return _read(self._roots["freezer"], f"{name}/freezer.state").strip() != "THAWED"
+
     def usage(self, name: str) -> Usage:
         memory = self._roots["memory"]
         return Usage(
@@ -260,6 +264,9 @@ class CgroupsV2:
 
     def thaw(self, name: str) -> None:
         _write(self._root, f"{name}/cgroup.freeze", 0)
+
+    def is_frozen(self, name: str) -> bool:
+        return _read(self._root, f"{name}/cgroup.freeze").strip() == "1"
 
     def usage(self, name: str) -> Usage:
         cpu = parse_keyed(_read(self._root, f"{name}/cpu.stat"))

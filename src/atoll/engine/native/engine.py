@@ -178,6 +178,9 @@ class NativeEngine:
         with suppress(FileNotFoundError):
             self._cgroups.thaw(group_name(sandbox.uid_base))
 
+    def is_frozen(self, sandbox: LiveSandbox) -> bool:
+        return self._cgroups.is_frozen(group_name(sandbox.uid_base))
+
     async def usage(self, sandbox: LiveSandbox) -> Usage:
         return self._cgroups.usage(group_name(sandbox.uid_base))
 

@@ -1,0 +1,62 @@
+"""`atoll serve`: the server, in the foreground."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+
+from atoll.server.run import serve as run_server
+from atoll.server.settings import IDLE_EXIT_SECONDS, Settings
+from atoll.supervisor.machine import DEFAULT_RUNTIME, DEFAULT_STATE
+
+DEFAULT_PORT = 7070
+
+
+@click.command()
+@click.option("--host", help="Listen on this address too, for clients with an API key.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help=f"Listen on this port too; {DEFAULT_PORT} if a host is given."
+)
+@click.option("--allow-host", multiple=True, help="Another name by which clients may call this server.")
+@click.option(
+    "--state-dir", type=click.Path(path_type=Path), default=DEFAULT_STATE, envvar="ATOLL_STATE_DIR", show_default=True
+)
+@click.option(
+    "--runtime-dir",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_RUNTIME,
+    envvar="ATOLL_RUNTIME_DIR",
+    show_default=True,
+)
+@click.option("--embedded", is_flag=True, hidden=True, help="End when nobody needs the server any more.")
+@click.option("--idle-exit", type=float, default=IDLE_EXIT_SECONDS, hidden=True)
+def serve(
+    host: str | None,
+    port: int | None,
+    allow_host: tuple[str, ...],
+    state_dir: Path,
+    runtime_dir: Path,
+    embedded: bool,
+    idle_exit: float,
+) -> None:
+    """Run the server in the foreground.
+
+    It listens on a Unix socket in the runtime directory; with --host or --port also on TCP, where every request needs
+    an API key (see `atoll key create`).
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if host is not None and port is None:
+        port = DEFAULT_PORT
+    run_server(
+        Settings(
+            state=state_dir.absolute(),
+            runtime=runtime_dir.absolute(),
+            host=host,
+            port=port,
+            is_embedded=embedded,
+            idle_exit=idle_exit,
+            allowed_hosts=allow_host,
+        )
+    )
