@@ -144,6 +144,7 @@ class ShellCommand(Execution):
         self._finish(exit_code, session_ended=session_ended)
 
     def _clean_up(self) -> None:
+        self._shell.take_back_wake()
         self._check.cancel()
         self._files.remove()
 

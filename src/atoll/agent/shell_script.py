@@ -23,7 +23,7 @@ ENDED_IN, KEPT_IN = b"ended ", b"kept "  # the last words of a shell, with its d
 COMPLETE = b"#complete\n"
 INTERRUPT_SIGNAL = 41  # a real-time signal that nobody uses
 
-INIT, RESTORE, LAST = "init", "restore", "last"
+INIT, RESTORE, LAST, GO = "init", "restore", "last", "go"
 AFTER, STATES = ("after0", "after1"), ("state0", "state1")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -36,8 +36,8 @@ class Dialect(msgspec.Struct, frozen=True):
     directory_fd: int  # where the shell has its scratch directory
     input_fd: int  # where it opens a command's input
     call: str  # runs a builtin, whatever functions there are
-    wait: str  # waits for the next lines
-    wake: tuple[str, ...]  # comes before them, to end that
+    wait: str  # does nothing until there are lines to read
+    needs_waking: bool  # ends that
     mend: str  # undoes what would keep the next command from running
     eval: str
     init: str
@@ -175,8 +175,8 @@ BASH = Dialect(
     directory_fd=200,  # scripts use the low ones
     input_fd=201,
     call=r"\builtin",
-    wait=r"\:",  # reading them is enough
-    wake=(),
+    wait=r"\:",
+    needs_waking=False,
     mend=r"\builtin enable eval",
     eval=r"\builtin eval --",
     # History would expand "!" and fill a file; mail and window size would be looked for after each command. While a
@@ -216,10 +216,10 @@ SH = Dialect(
     directory_fd=9,  # dash knows no descriptors of two digits
     input_fd=8,
     call=r"\command",
-    # Busybox takes a read that SIGCHLD interrupts for the end of its input; its `read` does not. An empty line is what
-    # this takes, or what a shell that does not wait passes over.
-    wait=r"\command read -r __atoll_go <&0",
-    wake=("",),
+    # Busybox takes it for the end of its input when SIGCHLD interrupts it there, but its `read` does not. So it waits
+    # in that, and is woken when its lines are there for it to read at once.
+    wait=rf"\command read -r __atoll_go </proc/self/fd/9/{GO}",
+    needs_waking=True,
     mend=r"\:",
     eval=r"\command eval",
     init=rf"""PS1='$ '
