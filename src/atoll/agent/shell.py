@@ -20,7 +20,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from atoll.agent.shell_script import BASH, GO, READY, SH, Dialect
+from atoll.agent.shell_script import BASH, DROPPED, GO, READY, SH, Dialect
 from atoll.agent.spawn import find_program, no_room
 from atoll.agent.streams import read_now
 from atoll.protocol.errors import AtollError
@@ -61,6 +61,7 @@ class Shell:
         program, self.dialect = find_shell(env.get("PATH", os.defpath))
         self.is_ready = False
         self._go: int | None = None
+        self._questions = 0  # not answered yet
         self._listener = listener
         self._loop = runner.loop
         for name, text in self.dialect.scripts().items():
@@ -90,10 +91,17 @@ class Shell:
             for line in lines:
                 self._control.send(f"{line}\n".encode())
 
+    def ask(self, number: int) -> None:
+        """Make it say that it has dropped command `number`."""
+        self._questions += 1
+        self.send(self.dialect.last_answer(f"{DROPPED.decode()}{number}"))
+        self.wake()
+
     def wake(self) -> None:
-        """Let it read what was sent."""
+        """Let it read what was sent. After each question it waits again, also after one that was left over."""
         if self._go is not None:
-            os.write(self._go, b"\n")
+            with suppress(BlockingIOError):  # more than enough is there
+                os.write(self._go, b"\n" * (1 + self._questions))
 
     def take_back_wake(self) -> None:
         """It was not waiting, since something had interrupted that; the next time it shall wait."""
@@ -119,6 +127,8 @@ class Shell:
             self._loop.remove_reader(self._control)
             return False
         answer, _, _ = packet.partition(b"\0")
+        if answer.startswith(DROPPED):
+            self._questions = max(0, self._questions - 1)
         if answer == READY:
             self.is_ready = True
         else:

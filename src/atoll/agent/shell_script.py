@@ -18,7 +18,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-READY, INPUT_OPENED = b"ready", b"input"
+READY, INPUT_OPENED, DROPPED = b"ready", b"input", b"dropped "
 ENDED_IN, KEPT_IN = b"ended ", b"kept "  # the last words of a shell, with its directory
 COMPLETE = b"#complete\n"
 INTERRUPT_SIGNAL = 41  # a real-time signal that nobody uses
@@ -140,11 +140,12 @@ _INIT = rf"""
 """
 
 # First the answer, for which somebody waits. Two files take turns, so that one is whole whenever the shell is killed.
+# What does not fit is not kept, and does not fill the place.
 _AFTER = r"""__atoll=$?
 @CALL printf '%s\0' "$__atoll" >&0
 {
 @DUMP
-} >|@DIR/@STATE
+} >|@DIR/@STATE || \: >|@DIR/@STATE
 @MEND
 @WAIT
 @CALL return "$__atoll"
