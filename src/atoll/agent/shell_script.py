@@ -41,6 +41,7 @@ class Dialect(msgspec.Struct, frozen=True):
     mend: str  # undoes what would keep the next command from running
     eval: str
     init: str
+    set_options: str  # a script for saved state to use
     dump: str
     dump_exported: str
     keeps_all_on_exit: str  # a condition
@@ -53,7 +54,7 @@ class Dialect(msgspec.Struct, frozen=True):
 
     def scripts(self) -> dict[str, str]:
         """The files a shell finds in its directory."""
-        texts = {INIT: self.init + _INIT, "exit": _EXIT}
+        texts = {INIT: self.init + _INIT, "exit": _EXIT, "options": self.set_options}
         for after, state in zip(AFTER, STATES, strict=True):
             texts[after] = _AFTER.replace("@STATE", state)
         return {name: self._fill(text) for name, text in texts.items()}
@@ -189,12 +190,20 @@ BASH = Dialect(
 PS1='$ '
 if [[ -f @DIR/{RESTORE} ]]; then \builtin . @DIR/{RESTORE}; fi
 """,
-    # Functions and aliases come last: they could change what the lines before them mean.
-    dump=_BASH_DIRECTORY
+    set_options=r"""for __atoll in $(\builtin compgen -A shopt); do
+case :$__atoll_shopt: in *:$__atoll:*) \builtin shopt -s $__atoll ;; *) \builtin shopt -u $__atoll ;; esac
+done
+for __atoll in $(\builtin compgen -A setopt); do
+case :$__atoll_set: in *:$__atoll:*) \builtin set -o $__atoll ;; *) \builtin set +o $__atoll ;; esac
+done
+""",
+    # Options as two lists rather than 80 lines, each of which bash would write by itself. Functions and aliases come
+    # last: they could change what the lines before them mean.
+    dump=r"""\builtin printf '__atoll_shopt=%q __atoll_set=%q\n\\builtin . @DIR/options\n' "$BASHOPTS" "$SHELLOPTS"
+"""
+    + _BASH_DIRECTORY
     + r"""
 \builtin declare -p
-\builtin shopt -p
-\builtin set +o
 \builtin umask -p
 \builtin trap -p
 \builtin declare -f
@@ -226,6 +235,7 @@ SH = Dialect(
     init=rf"""PS1='$ '
 if \[ -f @DIR/{RESTORE} \]; then \. @DIR/{RESTORE}; fi
 """,
+    set_options="",
     # A plain sh cannot print its functions, nor its aliases so that they could be read again.
     dump=r"""\command set
 \command export -p
