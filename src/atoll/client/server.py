@@ -106,6 +106,9 @@ class Server:
         return error(ErrorCode.INTERNAL_ERROR, what, remedy=remedy)
 
 
+QUEUEING = (FrameKind.WAITING, FrameKind.STARTED)  # others of the session come first, and then its turn has come
+
+
 class Frames:
     """The frames of a call's answer, DONE last."""
 
@@ -116,7 +119,12 @@ class Frames:
         self._frames: deque[Frame] = deque()
 
     async def next(self) -> Frame:
-        """The next frame. A call that failed raises its error here."""
+        """The next frame of output, or the result. A call that failed raises its error here."""
+        while (frame := await self._next()).kind in QUEUEING:
+            continue
+        return frame
+
+    async def _next(self) -> Frame:
         while not self._frames:
             chunk = await self._response.next_chunk()
             if not chunk:
@@ -128,7 +136,7 @@ class Frames:
             raise from_body(self.decode(decode_error, frame))
         if frame.kind is FrameKind.DONE:
             await self._response.finish()
-        elif frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR):
+        elif frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR, *QUEUEING):
             raise misbehaved(f"a {frame.kind.name} frame came")
         return frame
 

@@ -107,6 +107,9 @@ class Server:
         return error(ErrorCode.INTERNAL_ERROR, what, remedy=remedy)
 
 
+QUEUEING = (FrameKind.WAITING, FrameKind.STARTED)  # others of the session come first, and then its turn has come
+
+
 class Frames:
     """The frames of a call's answer, DONE last."""
 
@@ -117,7 +120,12 @@ class Frames:
         self._frames: deque[Frame] = deque()
 
     def next(self) -> Frame:
-        """The next frame. A call that failed raises its error here."""
+        """The next frame of output, or the result. A call that failed raises its error here."""
+        while (frame := self._next()).kind in QUEUEING:
+            continue
+        return frame
+
+    def _next(self) -> Frame:
         while not self._frames:
             chunk = self._response.next_chunk()
             if not chunk:
@@ -129,7 +137,7 @@ class Frames:
             raise from_body(self.decode(decode_error, frame))
         if frame.kind is FrameKind.DONE:
             self._response.finish()
-        elif frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR):
+        elif frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR, *QUEUEING):
             raise misbehaved(f"a {frame.kind.name} frame came")
         return frame
 
