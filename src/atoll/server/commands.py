@@ -111,8 +111,8 @@ async def stream(
         yield _event("start")
         try:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-                if (kind := frame.kind) in texts and (text := texts[kind].decode(frame.payload)):
-                    yield _event(_STREAMS[kind], data=text)
+                if frame.kind in texts and (text := texts[frame.kind].decode(frame.payload)):
+                    yield _event(_STREAMS[frame.kind], data=text)
             for kind, decoder in texts.items():
                 if text := decoder.decode(b"", final=True):
                     yield _event(_STREAMS[kind], data=text)
