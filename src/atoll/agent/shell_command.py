@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from atoll.protocol.messages import ExecDone, ExecShell
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.05
-INSIST_SECONDS, ABORT_SECONDS = 0.1, 0.45  # after the first interrupt
+INSIST_SECONDS, ABORT_SECONDS = 0.1, 2.0  # after the first interrupt; a busy machine is no reason to lose a shell
 FIRST_CHECK_SECONDS, LONGEST_CHECK_SECONDS = 0.5, 5.0
 MAX_EXIT_CODE = 255
 
