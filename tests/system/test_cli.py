@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -31,21 +31,26 @@ class Cli:
     environment: dict[str, str]
     url: str
 
-    def __call__(self, *words: str, stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess[bytes]:
+    def __call__(
+        self, *words: str, stdin: bytes | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
         ran = subprocess.run(
             [*ATOLL, *words],
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
-            env=self.environment | env,
+            env=self.environment | (env or {}),
             timeout=PATIENCE_SECONDS,
         )
         assert b"Traceback" not in ran.stderr, ran.stderr.decode()
         return ran
 
-    def start(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        return subprocess.Popen([*ATOLL, *words], env=self.environment, **options)
+    def start(
+        self, *words: str, stdin: int = subprocess.DEVNULL, stdout: int | BinaryIO = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*ATOLL, *words], env=self.environment, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE
+        )
 
     def document(self, *words: str) -> Any:
         ran = self(*words, "--json")
@@ -261,7 +266,7 @@ def test_a_key_opens_a_running_server_until_it_is_taken_away(cli: Cli) -> None:
     (listed,) = cli.document("key", "ls")["keys"]
     assert (listed["name"], key[6:14]) == ("for me", listed["id"])
     assert key not in cli("key", "ls").stdout.decode()
-    assert cli("run", "echo in", ATOLL_URL=url, ATOLL_API_KEY=key).stdout == b"in\n"
+    assert cli("run", "echo in", env={"ATOLL_URL": url, "ATOLL_API_KEY": key}).stdout == b"in\n"
     assert cli("ls", "--url", url, "--api-key", key).returncode == 0
     assert cli("key", "rm", listed["id"]).returncode == 0
     denied = cli("ls", "--url", url, "--api-key", key)
@@ -324,7 +329,7 @@ def completed(cli: Cli, *words: str, **env: str) -> list[str]:
         "COMP_WORDS": " ".join(("atoll", *words)),
         "COMP_CWORD": str(len(words)),
     }
-    return [line.split(",")[1] for line in cli(**asked, **env).stdout.decode().split()]
+    return [line.split(",")[1] for line in cli(env=asked | env).stdout.decode().split()]
 
 
 def test_verbs_options_and_ids_are_completed(cli: Cli) -> None:
@@ -345,14 +350,14 @@ def test_completion_starts_no_server_and_waits_for_none(cli: Cli, tmp_path: Path
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_gets_its_script(cli: Cli, shell: str) -> None:
-    assert b"_ATOLL_COMPLETE" in cli(_ATOLL_COMPLETE=f"{shell}_source").stdout
+    assert b"_ATOLL_COMPLETE" in cli(env={"_ATOLL_COMPLETE": f"{shell}_source"}).stdout
 
 
 @pytest.mark.parametrize(
-    "words", [("ls",), ("inspect", "a-sandbox-with-quite-a-long-name-for-a-test"), ("events", "a"), ("key", "ls")]
+    "words", [("ls",), ("inspect", "a-sandbox-with-a-longer-name"), ("events", "a"), ("key", "ls")]
 )
 def test_a_person_sees_colours_within_eighty_columns(cli: Cli, words: tuple[str, ...]) -> None:
-    sandbox(cli, "a-sandbox-with-quite-a-long-name-for-a-test", labels={"team": "red", "purpose": "x" * 40})
+    sandbox(cli, "a-sandbox-with-a-longer-name", labels={"team": "red", "purpose": "x" * 40})
     sandbox(cli, "a")
     shown = in_terminal(cli, *words).decode()
     if words != ("key", "ls"):
@@ -361,6 +366,15 @@ def test_a_person_sees_colours_within_eighty_columns(cli: Cli, words: tuple[str,
     assert "\x1b[" not in plain
     assert all(len(line) <= 80 for line in plain.splitlines())
     assert "…" not in plain
+
+
+def test_nothing_is_cut_off_however_long_it_is(cli: Cli) -> None:
+    name, value = "a" * 63, "b" * 200
+    sandbox(cli, name, labels={"x": value})
+    assert f"x={value}" in cli("ls").stdout.decode()
+    shown = in_terminal(cli, "ls").decode()
+    assert name in shown
+    assert shown.count("b") >= 200
 
 
 VERBS = ("run", "exec", "ls", "inspect", "rm", "events", "serve", "key", "doctor")

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import click
+from rich.table import Table
 from rich.text import Text
 
 from atoll.cli.options import id_argument, server_options
-from atoll.cli.tables import print_line, show
-from atoll.cli.text import local_time, printable
+from atoll.cli.tables import make_table, print_line, show
+from atoll.cli.text import printable, short_time
 from atoll.client_sync.sandbox import Sandbox, get_sandbox
 from atoll.protocol.sandboxes import SandboxEvent
 
 STYLES = {"created": "green", "oom_killed": "bold red", "stopped": "yellow", "destroyed": "red"}
-WORD = 14  # columns for what happened
+NUMBER_WIDTH, WHAT_WIDTH = 3, 14
 LAST = "destroyed"
 
 
@@ -47,11 +48,15 @@ def followed(sandbox: Sandbox, since: int | None) -> Iterator[SandboxEvent]:
                 return
 
 
-def to_line(event: SandboxEvent) -> Text:
-    return Text.assemble(
-        (f"{event.number:>4}  ", "dim"),
-        (local_time(event.time), "dim"),
-        (f"  {printable(event.what):<{WORD}}  ", STYLES.get(event.what, "")),
-        printable(event.cause),
-        (f" ({printable(event.by)})", "dim"),
+def to_line(event: SandboxEvent) -> Table:
+    """A table of its own, as the next may be a day later."""
+    line = make_table("", "", "", "", has_head=False)
+    line.columns[0].min_width = NUMBER_WIDTH
+    line.columns[2].min_width = WHAT_WIDTH
+    line.add_row(
+        Text(str(event.number), "dim", justify="right"),
+        Text(short_time(event.time), "dim"),
+        Text(printable(event.what), STYLES.get(event.what, "")),
+        Text.assemble(printable(event.cause), (f" ({printable(event.by)})", "dim")),
     )
+    return line

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from atoll.cli.options import Pair
+from atoll.cli.options import parse_pair
 from atoll.client_sync.commands import Command, Commands
 from atoll.protocol.commands import ExecResultBody
 from atoll.protocol.results import ExecResult
@@ -36,8 +36,8 @@ class CommandWithWords(click.Command):
         try:
             return super().parse_args(context, args)
         except click.NoSuchOption as problem:
-            problem.message = f"{problem.message} If it belongs to the command, put -- before the command."
-            raise
+            message = f"{problem.format_message()} If it belongs to the command, put -- before the command."
+            raise click.UsageError(message, context) from problem
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ def command_options(verb: Verb) -> Verb:
     for option in (
         click.argument("words", metavar="CMD...", nargs=-1, required=True),
         click.option("--timeout", metavar="TIME", help="End it after this: 30s, 5m, 1h. Its exit code is then 124."),
-        click.option("--env", type=Pair(), metavar="K=V", multiple=True, help="A variable for this command."),
+        click.option("--env", type=parse_pair, metavar="K=V", multiple=True, help="A variable for this command."),
         click.option("--cwd", metavar="DIR", help="The directory to run it in."),
     ):
         verb = option(verb)

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from atoll.cli.options import Pair, server_options
+from atoll.cli.options import parse_pair, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import STATE_STYLES, make_table, print_document, show
 from atoll.cli.text import pairs, printable, size, span
@@ -17,7 +17,7 @@ from atoll.protocol.sandboxes import SandboxInfo, SandboxList, SandboxState
 
 
 @click.command(short_help="List sandboxes.")
-@click.option("--label", type=Pair(), metavar="K=V", multiple=True, help="Only those with this label.")
+@click.option("--label", type=parse_pair, metavar="K=V", multiple=True, help="Only those with this label.")
 @click.option("--state", type=click.Choice([state.value for state in SandboxState]), help="Only those in this state.")
 @server_options
 def ls(

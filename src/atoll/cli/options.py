@@ -25,7 +25,7 @@ def server_options(verb: Verb) -> Verb:
         "--url", metavar="URL", envvar="ATOLL_URL", show_envvar=True, help="The server; this machine's if not given."
     )
     api_key = click.option(
-        "--api-key", metavar="KEY", envvar="ATOLL_API_KEY", show_envvar=True, help="What it lets you in by."
+        "--api-key", metavar="KEY", envvar="ATOLL_API_KEY", show_envvar=True, help="The key it asks for."
     )
     return url(api_key(json_option(verb)))
 
@@ -54,16 +54,12 @@ def ids_argument(verb: Verb) -> Verb:
     return click.argument("sandbox_ids", metavar="ID...", nargs=-1, required=True, shell_complete=complete_id)(verb)
 
 
-class Pair(click.ParamType):
+def parse_pair(text: str) -> tuple[str, str]:
     """NAME=VALUE"""
-
-    name = "pair"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        name, equals, rest = value.partition("=")
-        if not name or not equals:
-            self.fail(f"{value!r} is not NAME=VALUE.", param, ctx)
-        return name, rest
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE.")
+    return name, value
 
 
 def complete_id(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

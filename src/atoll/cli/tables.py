@@ -8,11 +8,11 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from atoll.protocol.sandboxes import SandboxState
 
 UNBOUNDED = 10_000  # columns: where nobody looks, no line is broken
+LAST_COLUMN = 12  # columns that are left to it in any case
 STATE_STYLES = {SandboxState.RUNNING: "green", SandboxState.FROZEN: "cyan", SandboxState.STOPPED: "dim"}
 
 
@@ -24,21 +24,34 @@ def open_console() -> Console:
 
 
 def make_table(*columns: str, has_head: bool = True) -> Table:
+    """Only the last column is broken into lines: the others, ids among them, are to be copied."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=has_head, header_style="bold")
     for column in columns:
-        table.add_column(column.upper(), overflow="fold")
+        table.add_column(column.upper(), overflow="fold", no_wrap=True)
+    table.columns[-1].no_wrap = False
     return table
 
 
-def show(renderable: Table | Text) -> None:
+def show(table: Table) -> None:
     console = open_console()
     if console.is_terminal:
-        console.print(renderable)
+        console.width = max(console.width, least_width(table, console))
+        console.print(table)
         return
+    console.width = UNBOUNDED
     with console.capture() as captured:
-        console.print(renderable, width=UNBOUNDED, crop=False)
+        console.print(table)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
+
+
+def least_width(table: Table, console: Console) -> int:
+    """In a narrower terminal lines go on in the next, which loses nothing."""
+    last = table.columns[-1]
+    last.max_width = LAST_COLUMN
+    least = console.measure(table, options=console.options.update(width=UNBOUNDED)).minimum
+    last.max_width = None
+    return least
 
 
 def print_document(value: object) -> None:

@@ -39,5 +39,9 @@ def local_time(moment: datetime) -> str:
     return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
+def short_time(moment: datetime) -> str:
+    return moment.astimezone().strftime("%b %d %H:%M:%S")
+
+
 def pairs(values: dict[str, str]) -> str:
     return ", ".join(f"{printable(name)}={printable(value)}" for name, value in sorted(values.items()))
