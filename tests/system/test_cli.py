@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -45,12 +45,17 @@ class Cli:
         assert b"Traceback" not in ran.stderr, ran.stderr.decode()
         return ran
 
+    @contextmanager
     def start(
         self, *words: str, stdin: int = subprocess.DEVNULL, stdout: int | BinaryIO = subprocess.PIPE
-    ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        with subprocess.Popen(
             [*ATOLL, *words], env=self.environment, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()  # which changes nothing, unless the test has failed
 
     def document(self, *words: str) -> Any:
         ran = self(*words, "--json")
@@ -252,7 +257,7 @@ def test_events_tell_what_happened_and_go_on(cli: Cli) -> None:
         assert json.loads(following.stdout.readline())["what"] == "created"
         box.set_labels({"a": "b"})
         assert json.loads(following.stdout.readline())["what"] == "labels_changed"
-        assert cli("events", "a", "--since", "1").stdout.split()[3] == b"labels_changed"
+        assert cli("events", "a", "--since", "1").stdout.split()[4] == b"labels_changed"
         box.destroy()
         assert json.loads(following.stdout.readline())["what"] == "destroyed"
         assert following.wait(PATIENCE_SECONDS) == 0
