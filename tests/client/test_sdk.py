@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -122,6 +123,27 @@ async def test_a_command_that_ends_without_reading_its_input_is_a_result(half: H
     assert (await half.run(sandbox.exec, "head", stdin=b"x" * 10_000_000)).stdout == "enough"
     stub.on_call = lambda conversation: conversation.done(7)
     assert (await half.run(sandbox.exec, "next")).exit_code == 7
+
+
+async def test_a_pipe_that_stays_silent_holds_up_neither_output_nor_end(half: Half, stub: ContractServer) -> None:
+    def agent(conversation: Conversation) -> None:
+        pieces = iter(conversation.input())
+        conversation.stdout(b"name? ")
+        conversation.stdout(b"hello " + next(pieces))
+        conversation.done()
+
+    stub.on_call = agent
+    reader, writer = os.pipe()
+    with open(reader, "rb", buffering=0) as stdin, open(writer, "wb", buffering=0) as answers:
+        shown: list[str] = []
+
+        def on_output(_: str, text: str) -> None:
+            if not shown:
+                answers.write(b"you")
+            shown.append(text)
+
+        result = await half.run(sandbox_of(half, stub).exec, "greet", stdin=stdin, on_output=on_output)
+    assert result.stdout == "name? hello you"
 
 
 async def test_an_input_that_raises_ends_the_command(half: Half, stub: ContractServer) -> None:

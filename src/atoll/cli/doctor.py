@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from atoll import __version__
+from atoll.cli.tables import open_console
 from atoll.engine.native import examination as engine
 from atoll.images import examination as images
 from atoll.protocol.findings import Area, Finding, Status, examine
@@ -38,7 +39,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
 
 
-@click.command()
+@click.command(short_help="Say what this machine has and what it lacks.")
 @click.option("--json", "as_json", is_flag=True, help="Print a document for programs.")
 @click.option("--no-trial", is_flag=True, help="Do not make a sandbox at the end.")
 @click.option(
@@ -92,13 +93,6 @@ def summarise(findings: list[Finding]) -> str:
     if names[Status.UNKNOWN] and not was_tried:
         return f"Nothing is known to be missing. Not examined: {', '.join(names[Status.UNKNOWN])}.{advice}"
     return f"This machine can run sandboxes.{advice}"
-
-
-def open_console() -> Console:
-    # Without a colour system not even bold is written, which is what those who set NO_COLOR want.
-    return Console(
-        color_system=None if os.environ.get("NO_COLOR") else "auto", highlight=False, markup=False, emoji=False
-    )
 
 
 def print_report(report: Report, console: Console) -> None:

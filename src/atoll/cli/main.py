@@ -1,37 +1,74 @@
-"""The program `atoll`, to which each verb's file adds its own."""
+"""The program `atoll`. Each verb has a file of its name here, which is loaded when the verb is used."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from importlib import import_module
 from io import TextIOWrapper
 from typing import NoReturn
 
 import click
 
 from atoll import __version__
-from atoll.cli.doctor import doctor
-from atoll.cli.serve import serve
+from atoll.cli import problems
+from atoll.cli.ending import end_by_signals
 from atoll.protocol.errors import AtollError
 
+VERBS = ("run", "exec", "ls", "inspect", "rm", "events", "serve", "key", "doctor")
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class Verbs(click.Group):
+    """Loading the server takes longer than most verbs do, so only what is asked for is loaded."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = getattr(import_module(f"atoll.cli.{name}"), name)
+        return command
+
+    def invoke(self, context: click.Context) -> None:
+        """Here, because click itself makes a reader who has left an exit code of 1."""
+        try:
+            super().invoke(context)
+            if sys.stdout:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            _forget_output()
+            context.exit(128 + signal.SIGPIPE)
+
+
+@click.group(cls=Verbs, name="atoll", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="atoll")
 def atoll() -> None:
     """Isolated Linux computers in which people and AI agents run untrusted code."""
 
 
-atoll.add_command(doctor)
-atoll.add_command(serve)
-
-
 def main() -> NoReturn:
-    # As for Ctrl-C: a program told to end still removes what it made.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what a terminal cannot show
+    end_by_signals()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may hold what a terminal cannot show
+    sys.exit(_main(sys.argv[1:]))
+
+
+def _main(words: list[str]) -> int:
     try:
-        atoll.main(prog_name="atoll")
-    except AtollError as problem:
-        sys.exit(f"atoll: {problem}")
-    sys.exit(0)
+        code = atoll.main(words, prog_name="atoll", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (AtollError, click.ClickException) as problem:
+        return problems.tell(problem, as_json=problems.wants_json(words))
+    except OSError as problem:
+        _forget_output()
+        return problems.tell(problem, as_json=problems.wants_json(words))
+
+
+def _forget_output() -> None:
+    """What is left in the buffer cannot be written, and must not be tried again at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)

@@ -6,7 +6,9 @@ import logging
 from pathlib import Path
 
 import click
+import msgspec
 
+from atoll.cli.options import json_option
 from atoll.server.run import serve as run_server
 from atoll.server.settings import IDLE_EXIT_SECONDS, Settings
 from atoll.supervisor.machine import DEFAULT_RUNTIME, DEFAULT_STATE
@@ -32,6 +34,7 @@ DEFAULT_PORT = 7070
 )
 @click.option("--embedded", is_flag=True, hidden=True, help="End when nobody needs the server any more.")
 @click.option("--idle-exit", type=float, default=IDLE_EXIT_SECONDS, hidden=True)
+@json_option
 def serve(
     host: str | None,
     port: int | None,
@@ -40,13 +43,14 @@ def serve(
     runtime_dir: Path,
     embedded: bool,
     idle_exit: float,
+    as_json: bool,
 ) -> None:
     """Run the server in the foreground.
 
     It listens on a Unix socket in the runtime directory; with --host or --port also on TCP, where every request needs
-    an API key (see `atoll key create`).
+    an API key (see `atoll key create`). Its log goes to standard error; with --json each entry is a document.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    open_log(as_json=as_json)
     if host is not None and port is None:
         port = DEFAULT_PORT
     run_server(
@@ -60,3 +64,33 @@ def serve(
             allowed_hosts=allow_host,
         )
     )
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An entry of the log, as `--json` prints it."""
+
+    time: float
+    level: str
+    logger: str
+    message: str
+    traceback: str = ""
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = LogLine(
+            time=record.created,
+            level=record.levelname.lower(),
+            logger=record.name,
+            message=record.getMessage(),
+            traceback=self.formatException(record.exc_info) if record.exc_info else "",
+        )
+        return msgspec.json.encode(line).decode()
+
+
+def open_log(*, as_json: bool) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -13,10 +13,14 @@ from typing import Any
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 
 
-def wait_for_socket(descriptor: int, *, reading: bool, writing: bool, seconds: float | None) -> bool:
-    """Whether the socket became ready within `seconds`, or ever."""
+def wait_for_socket(
+    descriptor: int, *, reading: bool, writing: bool, seconds: float | None, source: int | None = None
+) -> bool:
+    """Whether the socket became ready within `seconds`, or ever; or `source`, from which something is to be read."""
     poll = select.poll()
     poll.register(descriptor, (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0))
+    if source is not None:
+        poll.register(source, select.POLLIN)
     return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
+from atoll.client.network import NotYet
 from atoll.client.server import Frames, Server
 from atoll.client.transport import Response
 from atoll.protocol.messages import Call
@@ -23,7 +24,7 @@ class SandboxLink:
         self._has_sent_options = options is None
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
-    async def call(self, call: Call, stdin: Iterator[bytes] | None = None) -> Frames:
+    async def call(self, call: Call, stdin: Iterator[bytes | NotYet] | None = None) -> Frames:
         await self._send_options()
         return await self.server.call(self.id, call, stdin)
 

@@ -3,7 +3,8 @@
 Rules:
 1. What is sent goes out while `read` waits, so that two sides that both write never wait for each other.
 2. A write that fails says nothing: a server may answer and hang up before it has read everything. Reading tells.
-3. Nothing is buffered here but the chunk under way. Whoever does not read makes the server wait.
+3. What is sent may have to be waited for itself. Then the peer is still read: see NotYet.
+4. Nothing is buffered here but the chunk under way. Whoever does not read makes the server wait.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.client.waiting import look_up, pause, wait_for_socket
 
@@ -70,6 +71,12 @@ async def connect(address: Address, seconds: float) -> Stream:
     raise failure
 
 
+class NotYet(NamedTuple):
+    """In place of a piece to send: there is none before something can be read from `descriptor`."""
+
+    descriptor: int
+
+
 class QuietSocket(socket.socket):
     """A socket that may be dropped: with us that is how a command is cancelled, and nothing to warn about."""
 
@@ -84,7 +91,8 @@ class Stream:
         self._socket = peer
         self._owner = os.getpid()
         self._unsent = memoryview(b"")
-        self._unmade: Iterator[bytes] | None = None
+        self._unmade: Iterator[bytes | NotYet] | None = None
+        self._source: int | None = None
         self._would_block: tuple[type[OSError], ...] = (BlockingIOError,)
         self._tls: ssl.SSLSocket | None = None
         self._is_closed = False
@@ -105,7 +113,7 @@ class Stream:
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
 
-    def send(self, data: bytes, more: Iterator[bytes] | None = None) -> None:
+    def send(self, data: bytes, more: Iterator[bytes | NotYet] | None = None) -> None:
         """Send `data`, then `more`. What the peer does not take at once goes out while `read` waits."""
         self._unsent = memoryview(data)
         self._unmade = more
@@ -167,7 +175,13 @@ class Stream:
     async def _wait(self, seconds: float | None) -> bool:
         self._is_waiting = True
         try:
-            return await wait_for_socket(self._socket.fileno(), reading=True, writing=self.has_unsent, seconds=seconds)
+            return await wait_for_socket(
+                self._socket.fileno(),
+                reading=True,
+                writing=self.has_unsent and self._source is None,
+                seconds=seconds,
+                source=self._source,
+            )
         finally:
             self._is_waiting = False
             if self._is_closed:
@@ -176,7 +190,11 @@ class Stream:
     def _push(self) -> None:
         """Send one piece: a peer that takes everything at once must not keep us from everyone else."""
         if not self._unsent and self._unmade is not None:
-            self._unsent = memoryview(next(self._unmade, b""))
+            piece = next(self._unmade, b"")
+            self._source = piece.descriptor if isinstance(piece, NotYet) else None
+            if isinstance(piece, NotYet):
+                return
+            self._unsent = memoryview(piece)
             if not self._unsent:
                 self._unmade = None
                 return

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from atoll.client.local_server import LocalServer
-from atoll.client.network import Address, TcpAddress, UnixAddress
+from atoll.client.network import Address, NotYet, TcpAddress, UnixAddress
 from atoll.client.transport import Response, Transport
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
 from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
@@ -58,7 +58,7 @@ class Server:
         """A request whose answer says nothing."""
         await (await self._request(method, path, body)).read()
 
-    async def call(self, sandbox_id: str, call: Call, stdin: Iterator[bytes] | None = None) -> Frames:
+    async def call(self, sandbox_id: str, call: Call, stdin: Iterator[bytes | NotYet] | None = None) -> Frames:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         first = encode_frame(FrameKind.CALL, encode_call(call))
         response = await self.transport.request(
@@ -210,10 +210,10 @@ def parse_url(url: str) -> tuple[Address, str]:
     )
 
 
-def _input_frames(first: bytes, stdin: Iterator[bytes]) -> Iterator[bytes]:
+def _input_frames(first: bytes, stdin: Iterator[bytes | NotYet]) -> Iterator[bytes | NotYet]:
     yield first
     for chunk in stdin:
-        yield encode_frame(FrameKind.INPUT, chunk)
+        yield chunk if isinstance(chunk, NotYet) else encode_frame(FrameKind.INPUT, chunk)
     yield encode_frame(FrameKind.INPUT)
 
 

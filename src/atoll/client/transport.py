@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from atoll.client.network import Stream, TcpAddress, connect
+from atoll.client.network import NotYet, Stream, TcpAddress, connect
 from atoll.client.waiting import pause
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
@@ -62,7 +62,7 @@ class Transport:
         method: str,
         target: str,
         *,
-        body: bytes | Iterator[bytes] = b"",
+        body: bytes | Iterator[bytes | NotYet] = b"",
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Response:
@@ -280,9 +280,9 @@ class Answer:
         self._parser = None
 
 
-def chunked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def chunked(pieces: Iterator[bytes | NotYet]) -> Iterator[bytes | NotYet]:
     for piece in pieces:
-        yield b"%x\r\n%b\r\n" % (len(piece), piece)
+        yield piece if isinstance(piece, NotYet) else b"%x\r\n%b\r\n" % (len(piece), piece)
     yield b"0\r\n\r\n"
 
 

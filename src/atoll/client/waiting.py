@@ -15,8 +15,10 @@ from typing import Any
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 
 
-async def wait_for_socket(descriptor: int, *, reading: bool, writing: bool, seconds: float | None) -> bool:
-    """Whether the socket became ready within `seconds`, or ever."""
+async def wait_for_socket(
+    descriptor: int, *, reading: bool, writing: bool, seconds: float | None, source: int | None = None
+) -> bool:
+    """Whether the socket became ready within `seconds`, or ever; or `source`, from which something is to be read."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[bool] = loop.create_future()
     alarm = None if seconds is None else loop.call_later(max(0.0, seconds), _resolve, ready, False)
@@ -24,6 +26,8 @@ async def wait_for_socket(descriptor: int, *, reading: bool, writing: bool, seco
         loop.add_reader(descriptor, _resolve, ready, True)
     if writing:
         loop.add_writer(descriptor, _resolve, ready, True)
+    if source is not None:
+        loop.add_reader(source, _resolve, ready, True)
     try:
         return await ready
     finally:
@@ -33,6 +37,8 @@ async def wait_for_socket(descriptor: int, *, reading: bool, writing: bool, seco
             loop.remove_reader(descriptor)
         if writing:
             loop.remove_writer(descriptor)
+        if source is not None:
+            loop.remove_reader(source)
 
 
 async def pause(seconds: float) -> None:

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import codecs
+import io
+import select
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from atoll.client_sync.link import SandboxLink
+from atoll.client_sync.network import NotYet
 from atoll.client_sync.server import Frames, misbehaved
 from atoll.client_sync.waiting import settle
 from atoll.protocol.durations import parse_duration
@@ -52,8 +55,9 @@ class Commands:
         `command` is a string for the session's shell, which keeps its directory, variables and functions from one
         to the next, or a list of words that no shell touches. `cwd` and `env` hold for this command alone; None as a
         value takes a variable away. `timeout` is in seconds or "30s", "5m", "1h"; what it ends has exit code 124.
-        `stdin` is text, bytes, or an iterable of either, such as a file. `on_output("stdout" or "stderr", text)` is
-        called with output as it comes. Each stream is kept up to `max_output` bytes, 64 MiB if not given.
+        `stdin` is text, bytes, or an iterable of either, such as a file; a pipe opened with `buffering=0` is passed on
+        as it comes, and may outlast the command. `on_output("stdout" or "stderr", text)` is called with output as it
+        comes. Each stream is kept up to `max_output` bytes, 64 MiB if not given.
         """
         allowed = MAX_OUTPUT if max_output is None else max_output
         call = make_call(self._session_id, command, cwd, env, timeout, stdin is not None, allowed)
@@ -109,7 +113,7 @@ class Commands:
 class CommandStream(Iterator[ExecEvent]):
     """The events of one command. Dropping it, closing it or leaving its `with` block ends the command."""
 
-    def __init__(self, link: SandboxLink, call: Exec | ExecShell, stdin: Iterator[bytes] | None) -> None:
+    def __init__(self, link: SandboxLink, call: Exec | ExecShell, stdin: Iterator[bytes | NotYet] | None) -> None:
         self._link = link
         self._call = call
         self._stdin = stdin
@@ -255,10 +259,12 @@ def make_call(
     )
 
 
-def input_chunks(stdin: Stdin) -> Iterator[bytes]:
+def input_chunks(stdin: Stdin) -> Iterator[bytes | NotYet]:
     """Standard input in pieces of a size that fits a frame. An empty one would mean its end."""
     if isinstance(stdin, str | Bytes):
         return _pieces([stdin])
+    if isinstance(stdin, io.FileIO):
+        return _as_it_comes(stdin)
     if isinstance(stdin, Iterable):
         return _pieces(stdin)
     raise _no_input(stdin)
@@ -274,6 +280,21 @@ def _pieces(stdin: Iterable[str | Bytes]) -> Iterator[bytes]:
             raise _no_input(piece) from cause
         for start in range(0, len(data), INPUT_CHUNK):
             yield bytes(data[start : start + INPUT_CHUNK])
+
+
+def _as_it_comes(stdin: io.FileIO) -> Iterator[bytes | NotYet]:
+    """A pipe or a socket may be silent for long, and the command be done without it."""
+    poll = select.poll()
+    poll.register(stdin, select.POLLIN)
+    while True:
+        while not poll.poll(0):
+            yield NotYet(stdin.fileno())
+        data = stdin.read(INPUT_CHUNK)
+        if data is None:  # another process read it first
+            continue
+        if not data:
+            return
+        yield data
 
 
 def _no_input(stdin: object) -> AtollError:

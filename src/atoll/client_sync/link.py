@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
+from atoll.client_sync.network import NotYet
 from atoll.client_sync.server import Frames, Server
 from atoll.client_sync.transport import Response
 from atoll.protocol.messages import Call
@@ -24,7 +25,7 @@ class SandboxLink:
         self._has_sent_options = options is None
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
-    def call(self, call: Call, stdin: Iterator[bytes] | None = None) -> Frames:
+    def call(self, call: Call, stdin: Iterator[bytes | NotYet] | None = None) -> Frames:
         self._send_options()
         return self.server.call(self.id, call, stdin)
 

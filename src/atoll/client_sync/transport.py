@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from atoll.client_sync.network import Stream, TcpAddress, connect
+from atoll.client_sync.network import NotYet, Stream, TcpAddress, connect
 from atoll.client_sync.waiting import pause
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
@@ -63,7 +63,7 @@ class Transport:
         method: str,
         target: str,
         *,
-        body: bytes | Iterator[bytes] = b"",
+        body: bytes | Iterator[bytes | NotYet] = b"",
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Response:
@@ -281,9 +281,9 @@ class Answer:
         self._parser = None
 
 
-def chunked(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def chunked(pieces: Iterator[bytes | NotYet]) -> Iterator[bytes | NotYet]:
     for piece in pieces:
-        yield b"%x\r\n%b\r\n" % (len(piece), piece)
+        yield piece if isinstance(piece, NotYet) else b"%x\r\n%b\r\n" % (len(piece), piece)
     yield b"0\r\n\r\n"
 
 

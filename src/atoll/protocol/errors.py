@@ -44,6 +44,7 @@ class ErrorCode(StrEnum):
     CONTENT_TYPE_NOT_SUPPORTED = "CONTENT_TYPE_NOT_SUPPORTED"
     FORBIDDEN_ORIGIN = "FORBIDDEN_ORIGIN"
     INVALID_API_KEY = "INVALID_API_KEY"
+    KEY_NOT_FOUND = "KEY_NOT_FOUND"
     NOT_AVAILABLE_YET = "NOT_AVAILABLE_YET"
     # Something happened to, or inside, the sandbox.
     PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED"
@@ -261,6 +262,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.CONTENT_TYPE_NOT_SUPPORTED: InvalidValueError,
     ErrorCode.FORBIDDEN_ORIGIN: AccessError,
     ErrorCode.INVALID_API_KEY: InvalidKeyError,
+    ErrorCode.KEY_NOT_FOUND: NotFoundError,
     ErrorCode.NOT_AVAILABLE_YET: NotAvailableYetError,
     ErrorCode.ADDRESS_NOT_USABLE: HostError,
     ErrorCode.SERVER_NOT_REACHABLE: ServerLostError,

@@ -47,7 +47,7 @@ def open_database(state: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=NORMAL")
         _migrate(connection)
     except (sqlite3.Error, OSError) as cause:
-        raise _unusable(path, cause) from cause
+        raise unusable(path, cause) from cause
     return connection
 
 
@@ -64,7 +64,7 @@ def _migrate(connection: sqlite3.Connection) -> None:
     connection.execute("COMMIT")
 
 
-def _unusable(path: Path, cause: Exception) -> AtollError:
+def unusable(path: Path, cause: Exception) -> AtollError:
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
         f"the database {path} cannot be used: {cause}",

@@ -1,0 +1,62 @@
+"""`atoll events`: what happened to a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from atoll.cli.options import id_argument, server_options
+from atoll.cli.tables import make_table, print_line, show
+from atoll.cli.text import printable, short_time
+from atoll.client_sync.sandbox import Sandbox, get_sandbox
+from atoll.protocol.sandboxes import SandboxEvent
+
+STYLES = {"created": "green", "oom_killed": "bold red", "stopped": "yellow", "destroyed": "red"}
+NUMBER_WIDTH, WHAT_WIDTH = 3, 14
+LAST = "destroyed"
+
+
+@click.command(short_help="Show what happened to a sandbox.")
+@id_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on as things happen, until the sandbox is destroyed.")
+@click.option("--since", type=click.IntRange(0), metavar="NUMBER", help="Only events after this one.")
+@server_options
+def events(
+    sandbox_id: str, follow: bool, since: int | None, url: str | None, api_key: str | None, as_json: bool
+) -> None:
+    """Show what happened to the sandbox ID: when, what, why, and who asked.
+
+    With --json each event is a line of its own.
+    """
+    sandbox = get_sandbox(sandbox_id, url=url, api_key=api_key)
+    for event in followed(sandbox, since) if follow else sandbox.events(since):
+        if as_json:
+            print_line(event)
+        else:
+            show(to_line(event))
+
+
+def followed(sandbox: Sandbox, since: int | None) -> Iterator[SandboxEvent]:
+    """The next sandbox of this id has a timeline of its own."""
+    with sandbox.follow_events(since) as stream:
+        for event in stream:
+            yield event
+            if event.what == LAST:
+                return
+
+
+def to_line(event: SandboxEvent) -> Table:
+    """A table of its own, as the next may be a day later."""
+    line = make_table("", "", "", "", has_head=False)
+    line.columns[0].min_width = NUMBER_WIDTH
+    line.columns[2].min_width = WHAT_WIDTH
+    line.add_row(
+        Text(str(event.number), "dim", justify="right"),
+        Text(short_time(event.time), "dim"),
+        Text(printable(event.what), STYLES.get(event.what, "")),
+        Text.assemble(printable(event.cause), (f" ({printable(event.by)})", "dim")),
+    )
+    return line

@@ -1,0 +1,130 @@
+"""A command as if it ran here: its input, output and exit code are ours.
+
+1. Output is passed on as it comes, byte by byte as it was written.
+2. Standard input is the command's if it is a pipe or a file. A terminal stays ours: the command has no input then.
+3. Whatever ends us ends the command: leaving its stream cancels it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import FileIO
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from atoll.cli.options import parse_pair
+from atoll.client_sync.commands import Command, Commands
+from atoll.protocol.commands import ExecResultBody
+from atoll.protocol.results import ExecResult
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+class CommandWithWords(click.Command):
+    """A verb that ends with a command. An option it does not know was most likely meant for that."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(context, args)
+        except click.NoSuchOption as problem:
+            message = f"{problem.format_message()} If it belongs to the command, put -- before the command."
+            raise click.UsageError(message, context) from problem
+
+
+class How(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command is run."""
+
+    cwd: str | None
+    env: dict[str, str]
+    timeout: str | None
+
+
+def command_options(verb: Verb) -> Verb:
+    """--cwd, --env, --timeout and the command itself."""
+    for option in (
+        click.argument("words", metavar="CMD...", nargs=-1, required=True),
+        click.option("--timeout", metavar="TIME", help="End it after this: 30s, 5m, 1h. Its exit code is then 124."),
+        click.option("--env", type=parse_pair, metavar="K=V", multiple=True, help="A variable for this command."),
+        click.option("--cwd", metavar="DIR", help="The directory to run it in."),
+    ):
+        verb = option(verb)
+    return verb
+
+
+def to_command(words: tuple[str, ...]) -> Command:
+    return words[0] if len(words) == 1 else list(words)
+
+
+def run_command(commands: Commands, command: Command, how: How, *, as_json: bool) -> int:
+    """Its exit code."""
+    with open_stdin() as stdin:
+        if as_json:
+            result = commands.exec(command, cwd=how.cwd, env=how.env, timeout=how.timeout, stdin=stdin)
+            click.echo(msgspec.json.format(msgspec.json.encode(to_body(result)), indent=2))
+            return result.exit_code
+        return _run_live(commands, command, how, stdin)
+
+
+def _run_live(commands: Commands, command: Command, how: How, stdin: FileIO | None) -> int:
+    exit_code = None
+    with commands.exec_stream(command, cwd=how.cwd, env=how.env, timeout=how.timeout, stdin=stdin) as events:
+        for event in events:
+            if event.data_bytes:
+                write_all(STDOUT if event.type == "stdout" else STDERR, event.data_bytes)
+            elif event.type == "complete":
+                exit_code = event.exit_code
+    assert exit_code is not None, "a stream that ends without an error has a result"
+    return exit_code
+
+
+@contextmanager
+def open_stdin() -> Iterator[FileIO | None]:
+    if sys.stdin is None or os.isatty(STDIN):
+        yield None
+    else:
+        with FileIO(STDIN, "rb", closefd=False) as stdin:
+            yield stdin
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:  # whoever shares it with us has made it so
+            select.select([], [descriptor], [])
+
+
+def to_body(result: ExecResult) -> ExecResultBody:
+    return ExecResultBody(
+        success=result.success,
+        exit_code=result.exit_code,
+        stdout=result.stdout,
+        stderr=result.stderr,
+        command=result.command,
+        duration=result.duration,
+        timestamp=result.timestamp,
+        session_id=result.session_id,
+        timed_out=result.timed_out,
+        truncated=result.truncated,
+        session_ended=result.session_ended,
+        stdout_base64=_unless_text(result.stdout_bytes),
+        stderr_base64=_unless_text(result.stderr_bytes),
+    )
+
+
+def _unless_text(data: bytes) -> str | None:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return b64encode(data).decode()
+    return None

@@ -1,0 +1,28 @@
+"""`atoll rm`: sandboxes destroyed."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from atoll.cli.options import ids_argument, server_options
+from atoll.cli.tables import print_document
+from atoll.client_sync.sandbox import get_sandbox
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """What `--json` prints."""
+
+    destroyed: list[str]
+
+
+@click.command(short_help="Destroy sandboxes.")
+@ids_argument
+@server_options
+def rm(sandbox_ids: tuple[str, ...], url: str | None, api_key: str | None, as_json: bool) -> None:
+    """Destroy sandboxes: their processes, files and sessions are gone. Twice is fine."""
+    sandboxes = [get_sandbox(name, url=url, api_key=api_key) for name in sandbox_ids]  # a bad id destroys nothing
+    for sandbox in sandboxes:
+        sandbox.destroy()
+    if as_json:
+        print_document(Removed([sandbox.id for sandbox in sandboxes]))

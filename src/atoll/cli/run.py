@@ -1,0 +1,63 @@
+"""`atoll run`: a command in a sandbox of its own, which is gone afterwards."""
+
+from __future__ import annotations
+
+import click
+
+from atoll.cli.ending import hold_signals
+from atoll.cli.live_command import CommandWithWords, How, command_options, run_command, to_command
+from atoll.cli.options import server_options
+from atoll.client_sync.sandbox import Sandbox, temporary_sandbox
+from atoll.protocol.errors import AtollError, ErrorCode
+
+NOTHING_WAS_MADE = (ErrorCode.SERVER_NOT_REACHABLE, ErrorCode.NOT_ROOT, ErrorCode.INVALID_API_KEY)
+
+
+@click.command(cls=CommandWithWords, short_help="Run a command in a new sandbox, gone afterwards.")
+@click.option("--image", metavar="NAME", help="What the sandbox is made of; the host's own /usr if not given.")
+@command_options
+@server_options
+@click.pass_context
+def run(
+    context: click.Context,
+    image: str | None,
+    words: tuple[str, ...],
+    cwd: str | None,
+    env: tuple[tuple[str, str], ...],
+    timeout: str | None,
+    url: str | None,
+    api_key: str | None,
+    as_json: bool,
+) -> None:
+    """Run a command in a new sandbox, which is destroyed afterwards, whatever happens.
+
+    One word is a line for a shell. Several are a program and its arguments, which no shell touches; put -- before them.
+
+    \b
+      atoll run 'echo $HOME; id -un'
+      atoll run -- python3 -c 'print(2 + 2)'
+      tar c src | atoll run -- sh -c 'tar x && make -C src'
+
+    Output comes as it is written; standard input is passed on unless it is a terminal; the exit code is the command's.
+    Ctrl-C ends the command.
+    """
+    sandbox = temporary_sandbox(image=image, url=url, api_key=api_key)
+    how = How(cwd=cwd, env=dict(env), timeout=timeout)
+    context.exit(run_once(sandbox, words, how, as_json=as_json))
+
+
+def run_once(sandbox: Sandbox, words: tuple[str, ...], how: How, *, as_json: bool) -> int:
+    has_sandbox = True
+    try:
+        try:
+            return run_command(sandbox, to_command(words), how, as_json=as_json)
+        except AtollError as problem:
+            has_sandbox = problem.code not in NOTHING_WAS_MADE
+            raise
+        finally:
+            # A signal in here still leads to the other `finally`, and is the last that is heard.
+            hold_signals()
+    finally:
+        if has_sandbox:
+            sandbox.destroy()
+        sandbox.close()
