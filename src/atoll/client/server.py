@@ -23,6 +23,7 @@ MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
 UNREACHABLE = (502, 503, 504)  # said by a proxy in front of a server that is not there
 DENIED = (401, 403)
+TURN_TAKING = (FrameKind.WAITING, FrameKind.STARTED)  # others of its session came first: nothing to act on
 
 T = TypeVar("T")
 
@@ -117,12 +118,9 @@ class Frames:
 
     async def next(self) -> Frame:
         """The next frame. A call that failed raises its error here."""
-        while not self._frames:
-            chunk = await self._response.next_chunk()
-            if not chunk:
-                raise self._server.transport.lost("ended its answer before the command's result")
-            self._feed(chunk)
-        frame = self._frames.popleft()
+        frame = await self._next_of_any_kind()
+        while frame.kind in TURN_TAKING:
+            frame = await self._next_of_any_kind()
         if frame.kind is FrameKind.FAILED:
             await self._response.finish()
             raise from_body(self.decode(decode_error, frame))
@@ -131,6 +129,14 @@ class Frames:
         elif frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR):
             raise misbehaved(f"a {frame.kind.name} frame came")
         return frame
+
+    async def _next_of_any_kind(self) -> Frame:
+        while not self._frames:
+            chunk = await self._response.next_chunk()
+            if not chunk:
+                raise self._server.transport.lost("ended its answer before the command's result")
+            self._feed(chunk)
+        return self._frames.popleft()
 
     async def result(self) -> Frame:
         """The DONE frame of a call that has no output."""

@@ -24,6 +24,7 @@ MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
 UNREACHABLE = (502, 503, 504)  # said by a proxy in front of a server that is not there
 DENIED = (401, 403)
+TURN_TAKING = (FrameKind.WAITING, FrameKind.STARTED)  # others of its session came first: nothing to act on
 
 T = TypeVar("T")
 
@@ -118,12 +119,9 @@ class Frames:
 
     def next(self) -> Frame:
         """The next frame. A call that failed raises its error here."""
-        while not self._frames:
-            chunk = self._response.next_chunk()
-            if not chunk:
-                raise self._server.transport.lost("ended its answer before the command's result")
-            self._feed(chunk)
-        frame = self._frames.popleft()
+        frame = self._next_of_any_kind()
+        while frame.kind in TURN_TAKING:
+            frame = self._next_of_any_kind()
         if frame.kind is FrameKind.FAILED:
             self._response.finish()
             raise from_body(self.decode(decode_error, frame))
@@ -132,6 +130,14 @@ class Frames:
         elif frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR):
             raise misbehaved(f"a {frame.kind.name} frame came")
         return frame
+
+    def _next_of_any_kind(self) -> Frame:
+        while not self._frames:
+            chunk = self._response.next_chunk()
+            if not chunk:
+                raise self._server.transport.lost("ended its answer before the command's result")
+            self._feed(chunk)
+        return self._frames.popleft()
 
     def result(self) -> Frame:
         """The DONE frame of a call that has no output."""

@@ -111,7 +111,7 @@ async def stream(
         yield _event("start")
         try:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-                if text := texts[frame.kind].decode(frame.payload):
+                if frame.kind in texts and (text := texts[frame.kind].decode(frame.payload)):
                     yield _event(_STREAMS[frame.kind], data=text)
             for kind, decoder in texts.items():
                 if text := decoder.decode(b"", final=True):

@@ -49,8 +49,8 @@ class Relay:
             try:
                 await Answer(send).pass_on(agent)
             except AtollError:
-                if feeder.done() and isinstance(feeder.exception(), ClientDisconnect):
-                    raise ClientDisconnect from None
+                if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
+                    raise cause from None
                 raise
             finally:
                 feeder.cancel()

@@ -23,6 +23,7 @@ def roster_of(request: Request) -> Roster:
 
 
 def actor_of(request: Request) -> SandboxActor:
+    """To be used at once: one that nobody uses is forgotten as soon as another is asked for."""
     return roster_of(request).actor(request.path_params["id"])
 
 
@@ -58,8 +59,8 @@ def _state_asked_for(request: Request) -> SandboxState | None:
 
 
 async def put_sandbox(request: Request) -> Response:
-    actor = actor_of(request)
     options = await read_json(request, SandboxOptions)
+    actor = actor_of(request)
     is_new = await actor.ensure(options, caller_of(request))
     return json_response(await actor.info(), 201 if is_new else 200)
 
@@ -74,14 +75,16 @@ async def delete_sandbox(request: Request) -> Response:
 
 
 async def put_labels(request: Request) -> Response:
+    labels = await read_json(request, dict[str, str])
     actor = actor_of(request)
-    await actor.set_labels(await read_json(request, dict[str, str]), caller_of(request))
+    await actor.set_labels(labels, caller_of(request))
     return json_response(await actor.info())
 
 
 async def patch_env(request: Request) -> Response:
+    changes = await read_json(request, dict[str, str | None])
     actor = actor_of(request)
-    await actor.set_env(await read_json(request, dict[str, str | None]), caller_of(request))
+    await actor.set_env(changes, caller_of(request))
     return json_response(await actor.info())
 
 

@@ -35,6 +35,12 @@ MIGRATIONS = (
         created_at TEXT NOT NULL
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE retired (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        sandbox TEXT NOT NULL UNIQUE
+    );
+    """,
 )
 
 
