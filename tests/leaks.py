@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -69,6 +70,7 @@ async def wait_until_nothing_leaks(before: set[Trace], around: Surroundings) -> 
     """What is there that was not, once it has had time to go."""
     give_up = time.monotonic() + PATIENCE_SECONDS
     while leaked := look(around) - before:
+        gc.collect()  # what an error's traceback holds in a circle is not leaked
         if time.monotonic() > give_up:
             return leaked
         await asyncio.sleep(PAUSE_SECONDS)  # in which the loop closes what was given up

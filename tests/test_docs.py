@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
-PRINTED = ("4\n 0\n", "COMMAND_NOT_FOUND Check")
+PRINTED = ("4\n 0\n", "COMMAND_NOT_FOUND Check", "hello from /tmp\n")
 
 
 @pytest.mark.parametrize(("snippet", "printed"), list(zip(SNIPPETS, PRINTED, strict=True)))

@@ -96,8 +96,6 @@ async def test_a_server_is_started_and_belongs_to_nobody(half: Half, runtime: Pa
     assert await half.list_sandboxes() == []
     (pid,) = started(runtime)
     assert os.getsid(pid) != os.getsid(0)
-    status = Path(f"/proc/{pid}/status").read_text()
-    assert f"PPid:\t{os.getpid()}\n" not in status
     os.close(writer)
     assert os.read(reader, 1) == b""  # so nobody else holds the pipe's other end
     os.close(reader)

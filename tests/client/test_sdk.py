@@ -465,7 +465,7 @@ async def test_sandboxes_are_listed_by_label_and_state(half: Half, stub: Contrac
     found = await half.list_sandboxes(labels={"team": "a&b=c"}, state="running", url=stub.url)
     assert [sandbox.id for sandbox in found] == ["s1", "s2"]
     assert stub.requests[-1][1].endswith("&state=running")
-    with pytest.raises(ValueError, match="starting, running, stopped"):
+    with pytest.raises(ValueError, match="running, frozen, stopped"):
         await half.list_sandboxes(state="asleep", url=stub.url)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 
 import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.messages import Exec
+from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 
 
@@ -202,9 +205,22 @@ async def test_a_command_leads_its_own_session_and_signals_are_at_their_defaults
 
 
 async def test_commands_are_killed_before_the_agent_when_memory_runs_out(box: Box) -> None:
-    assert await box.text("cat /proc/self/oom_score_adj") == "500"
-    # The agent's own score is raised for as long as a spawn takes, so a quick reader may still see that.
-    await box.text("while [ $(cat /proc/1/oom_score_adj) != 0 ]; do :; done")
+    # A command is marked as soon as it is exec'd, which the very quick can overtake.
+    await box.text("until [ $(cat /proc/$$/oom_score_adj) = 500 ]; do :; done")
+    assert await box.text("cat /proc/1/oom_score_adj") == "0"
+
+
+async def test_commands_while_memory_is_short_do_not_cost_the_agent(machine: Machine) -> None:
+    live = await machine.create("short", image="busybox", limits={"memory": "24MiB"})
+    hog = "dd if=/dev/zero of=/dev/null bs=20M count=200"
+    async with AgentLink(live.agent_socket) as link:
+        hogs = [asyncio.create_task(link.run(Exec(argv=["sh", "-c", hog]))) for _ in range(6)]
+        while not all(task.done() for task in hogs):
+            with suppress(AtollError):
+                await link.run(Exec(argv=["true"]))
+        await asyncio.gather(*hogs, return_exceptions=True)
+        assert (await link.run(Exec(argv=["echo", "alive"]))).stdout == b"alive\n"
+    await machine.destroy(live)
 
 
 @pytest.mark.parametrize(

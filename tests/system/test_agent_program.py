@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from atoll.protocol.messages import Exec
+import pytest
+
+from atoll.protocol.messages import Exec, ExecShell
 from atoll.supervisor.agent_link import AgentLink
 
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@pytest.fixture(autouse=True)
+def no_scratch_left() -> Iterator[None]:
+    """Such an agent keeps its scratch where its machine has shared memory, which here is the host's."""
+    before = set(Path("/dev/shm").glob(".atoll-*"))
+    yield
+    for path in set(Path("/dev/shm").glob(".atoll-*")) - before:
+        shutil.rmtree(path)
 
 
 async def test_the_agent_runs_as_pid_1_of_a_namespace_and_serves_the_host(tmp_path: Path) -> None:
@@ -25,7 +38,10 @@ async def test_the_agent_runs_as_pid_1_of_a_namespace_and_serves_the_host(tmp_pa
         )
     async with AgentLink(path) as link:
         output = await link.run(Exec(argv=["sh", "-c", "echo $PPID $COLOUR; cat /proc/1/cmdline | tr '\\0' ' '"]))
+        await link.run(ExecShell(command="colour() { echo $COLOUR; }"))
+        shown = await link.run(ExecShell(command="colour"))
     assert output.stdout.startswith(b"1 blue\n")
+    assert shown.stdout == b"blue\n"
     process.kill()  # unshare; --kill-child takes the agent along
     process.wait()
 

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AtollError, ErrorCode
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame
-from atoll.protocol.messages import Exec, ExecDone, Ping, encode_message
+from atoll.protocol.messages import Exec, ExecDone, ExecShell, Ping, encode_message
 from atoll.supervisor import agent_link
 from atoll.supervisor.agent_link import AgentLink
 from tests.conftest import Box
@@ -147,6 +147,8 @@ DONE = encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=0, duratio
         encode_frame(FrameKind.FAILED, encode_message(7)),
         encode_frame(FrameKind.STDOUT, b"x" * 101) + DONE,
         encode_frame(FrameKind.STDERR, b"x" * 60) * 2 + DONE,
+        encode_frame(FrameKind.WAITING),
+        encode_frame(FrameKind.STARTED) + DONE,
     ],
 )
 async def test_a_lying_agent_is_found_out(tmp_path: Path, answer: bytes) -> None:
@@ -179,6 +181,40 @@ async def test_an_agent_that_never_answers_is_given_up(tmp_path: Path, monkeypat
         with pytest.raises(TimeoutError) as caught:
             await link.run(Exec(argv=["true"], timeout=0.1))
         assert isinstance(caught.value, AtollError)
+
+
+@pytest.mark.parametrize("turns", [b"", b"s", b"ws", b"wswsss"])
+async def test_an_agent_gets_no_more_time_than_a_turn_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: bytes
+) -> None:
+    monkeypatch.setattr(agent_link, "ANSWER_GRACE", 0.1)  # a constant of ours; waiting 30 seconds would prove no more
+    kinds = {ord("w"): FrameKind.WAITING, ord("s"): FrameKind.STARTED}
+
+    async def take_turns(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"".join(encode_frame(kinds[turn]) for turn in turns))
+        await reader.read()
+
+    async with false_agent(tmp_path, take_turns) as link:
+        with pytest.raises(TimeoutError):
+            await link.run(ExecShell(command="true", timeout=0.1))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        encode_frame(FrameKind.STDOUT, b"x"),
+        encode_frame(FrameKind.WAITING),
+        encode_frame(FrameKind.DONE, encode_message({"sessions": [{"id": 7}]})),
+        encode_frame(FrameKind.DONE, encode_message({"sessions": "many"})),
+    ],
+)
+async def test_a_lie_about_sessions_is_found_out(tmp_path: Path, answer: bytes) -> None:
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+
+    async with false_agent(tmp_path, lie) as link:
+        with pytest.raises(AgentMisbehavedError):
+            await link.list_sessions()
 
 
 async def test_what_an_agent_says_unasked_is_not_taken_for_the_next_answer(tmp_path: Path) -> None:

@@ -320,6 +320,15 @@ async def test_a_cancelled_command_leaves_the_session_usable_at_once(box: Box) -
         assert await said(box, "echo next") == "next"
 
 
+async def test_a_child_that_is_about_to_start_when_its_command_is_cancelled_dies_too(box: Box) -> None:
+    await box.shell("x=kept")
+    for _ in range(40):
+        async with box.link.operation(ExecShell(command="echo go; sleep 4804; touch late")) as connection:
+            await connection.next_frame()
+        assert await said(box, "test -e late || echo $x") == "kept"
+    await wait_until_gone(box, "sleep 4804")
+
+
 async def test_a_stubborn_tree_that_forks_while_it_dies_is_caught(box: Box) -> None:
     script = "sh -c \"trap '' TERM; while :; do (sh -c 'exec sleep 4803' &); sleep 0.005; : forker; done\""
     await box.shell(script, timeout=0.2)
@@ -367,6 +376,17 @@ async def test_state_that_does_not_fit_is_not_saved_and_nothing_breaks(host_box:
     assert await said(host_box, "echo ${#huger}; huge= huger=") == "39999999"
     await host_box.shell("kill -9 $$")
     assert await said(host_box, "echo $x") == "1"
+
+
+async def test_a_session_that_saves_much_takes_no_room_from_another(host_box: Box) -> None:
+    await host_box.link.create_session(CreateSession(session_id="large"))
+    for size in (25, 31, 33, 28):
+        await host_box.shell(f"huge=$(head -c {size}000000 /dev/zero | tr '\\0' x)", session="large")
+        for _ in range(5):
+            assert await said(host_box, "echo room") == "room"
+    fill = "for fd in /proc/$$/fd/*; do head -c 100000000 /dev/zero >$fd/restore; done 2>/dev/null"
+    await host_box.shell(fill, session="large")
+    assert await said(host_box, "echo room") == "room"
 
 
 async def test_no_room_for_a_shell_is_a_typed_error(small: Box) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from atoll.agent.guard import SpawnGuard
@@ -63,8 +63,8 @@ class CommandRunner:
         """Run `call`, whose directory counts from `base`."""
         with self.guard:
             pipes = Pipes(call.stdin)
-            with self.commands_oom_score():
-                pid = spawn(call, pipes, self.env, base)
+            pid = spawn(call, pipes, self.env, base)
+            take_first(pid)
         streams.open(pipes.stdout[0], pipes.stderr[0], self.reaper.reap)
         streams.open_input(pipes.stdin[1] if pipes.stdin else None)
         command = Command(self, pid, call, streams, on_done)
@@ -73,15 +73,25 @@ class CommandRunner:
 
     @contextmanager
     def commands_oom_score(self) -> Iterator[None]:
-        """Around the making of a process, which inherits the score.
-
-        Raising our own for the length of a vfork costs two writes; setting it in the child would cost a full fork.
-        """
+        """Around a fork: the child inherits the score, and cannot raise it itself while it is a copy of us."""
         os.pwrite(self._oom_score, OOM_SCORE_OF_COMMANDS, 0)
         try:
             yield
         finally:
             os.pwrite(self._oom_score, OOM_SCORE_OF_AGENT, 0)
+
+
+def take_first(pid: int) -> None:
+    """Of a command that has been exec'd: should memory run out, the kernel shall take it before the agent.
+
+    To raise our own score while it is spawned would be quicker, and would make us the first to be taken in that moment.
+    """
+    with suppress(OSError):  # it has ended, or is a program that nobody may look into
+        score = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(score, OOM_SCORE_OF_COMMANDS)
+        finally:
+            os.close(score)
 
 
 class PlainOperation:

@@ -32,6 +32,7 @@ from atoll.agent.reaper import Reaper
 from atoll.agent.scratch import Scratch
 from atoll.agent.server import AgentServer, comes_from_outside
 from atoll.agent.sessions import SessionRegistry
+from atoll.agent.shell_script import RESTORE, STATES
 from atoll.agent.spawn import Environment
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Agent:
         self.loop.set_exception_handler(_survive)
         self.reaper = Reaper(self.loop)
         self._runner = CommandRunner(self.loop, self.reaper)
-        self._scratch = Scratch()
+        self._scratch = Scratch(disposable=(*STATES, RESTORE))
         self._sessions = SessionRegistry(self._runner, self._scratch)
         self.server = AgentServer(self._runner, self._sessions, admits)
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from atoll.agent.spawn import no_room
 from atoll.protocol.errors import AtollError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _OPENING = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PLACES = ("/dev/shm", "/run", "/tmp")
@@ -19,10 +23,12 @@ _TAIL = 64
 
 
 class Scratch:
-    """All directories of one agent."""
+    """All directories of one agent. Files that are called as one of `disposable` go first when it is full."""
 
-    def __init__(self) -> None:
+    def __init__(self, disposable: Sequence[str]) -> None:
         self._made = 0
+        self._disposable = disposable
+        self._directories: set[ScratchDirectory] = set()
 
     def open(self, root: int) -> None:
         """`root` is a descriptor of an empty directory, ours from now on."""
@@ -39,28 +45,38 @@ class Scratch:
             fd = os.open(name, os.O_DIRECTORY | _OPENING, dir_fd=self._root)
         except OSError as cause:
             raise _full(cause) from cause
-        return ScratchDirectory(self._root, name, fd)
+        directory = ScratchDirectory(self, name, fd)
+        self._directories.add(directory)
+        return directory
+
+    def remove_directory(self, directory: ScratchDirectory) -> None:
+        self._directories.discard(directory)
+        with suppress(OSError):
+            os.rmdir(directory.name, dir_fd=self._root)
+
+    def make_room(self) -> None:
+        """Or a session that saves much would keep all others from running anything."""
+        for directory in self._directories:
+            directory.remove(*self._disposable)
 
 
 class ScratchDirectory:
     """Files and FIFOs of one session."""
 
-    def __init__(self, root: int, name: str, fd: int) -> None:
-        self._root = root
-        self._name = name
+    def __init__(self, scratch: Scratch, name: str, fd: int) -> None:
+        self._scratch = scratch
+        self.name = name
         self.fd = fd
 
     def write(self, name: str, data: bytes) -> None:
-        self.remove(name)
         try:
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPENING, 0o600, dir_fd=self.fd)
+            self._write(name, data)
+        except OSError:
+            self._scratch.make_room()
             try:
-                while data:
-                    data = data[os.write(fd, data) :]
-            finally:
-                os.close(fd)
-        except OSError as cause:
-            raise _full(cause) from cause
+                self._write(name, data)
+            except OSError as cause:
+                raise _full(cause) from cause
 
     def make_output(self, name: str) -> int:
         """Our end of a new FIFO that the shell writes to."""
@@ -95,8 +111,16 @@ class ScratchDirectory:
         with suppress(OSError):
             self.remove(*os.listdir(self.fd))
         os.close(self.fd)
-        with suppress(OSError):
-            os.rmdir(self._name, dir_fd=self._root)
+        self._scratch.remove_directory(self)
+
+    def _write(self, name: str, data: bytes) -> None:
+        self.remove(name)
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPENING, 0o600, dir_fd=self.fd)
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        finally:
+            os.close(fd)
 
     def _make_fifo(self, name: str, mode: int) -> int:
         self.remove(name)

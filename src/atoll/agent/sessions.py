@@ -272,6 +272,7 @@ class Session:
         files.hand_outputs_to(streams)
         command = ShellCommand(self.runner, shell, call, files, streams, self._on_done)
         shell.send(*lines)
+        shell.wake()
         return command
 
     def _start_shell(self) -> Shell:

@@ -20,8 +20,9 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from atoll.agent.shell_script import BASH, READY, SH, Dialect
+from atoll.agent.shell_script import BASH, DROPPED, GO, READY, SH, Dialect
 from atoll.agent.spawn import find_program, no_room
+from atoll.agent.streams import read_now
 from atoll.protocol.errors import AtollError
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Shell:
     ) -> None:
         program, self.dialect = find_shell(env.get("PATH", os.defpath))
         self.is_ready = False
+        self._go: int | None = None
+        self._questions = 0  # not answered yet
         self._listener = listener
         self._loop = runner.loop
         for name, text in self.dialect.scripts().items():
@@ -68,9 +71,11 @@ class Shell:
             argv = [program, *self.dialect.arguments]
             start = ShellStart(argv, env, directory, theirs.fileno(), files.fd, self.dialect.directory_fd)
             try:
+                if self.dialect.needs_waking:
+                    self._go = files.make_input(GO)
                 self.pid = start.fork(runner)
             except AtollError:
-                self._control.close()
+                self._close()
                 raise
         self._loop.add_reader(self._control, self._on_answer)
         runner.reaper.watch(self.pid, self._on_exit)
@@ -82,10 +87,26 @@ class Shell:
         return not any(unread)
 
     def send(self, *lines: str) -> None:
-        """Lines that belong together."""
         with suppress(OSError):  # it has ended, of which we shall hear
-            for line in (*self.dialect.wake, *lines):
+            for line in lines:
                 self._control.send(f"{line}\n".encode())
+
+    def ask(self, number: int) -> None:
+        """Make it say that it has dropped command `number`."""
+        self._questions += 1
+        self.send(self.dialect.last_answer(f"{DROPPED.decode()}{number}"))
+        self.wake()
+
+    def wake(self) -> None:
+        """Let it read what was sent. After each question it waits again, also after one that was left over."""
+        if self._go is not None:
+            with suppress(BlockingIOError):  # more than enough is there
+                os.write(self._go, b"\n" * (1 + self._questions))
+
+    def take_back_wake(self) -> None:
+        """It was not waiting, since something had interrupted that; the next time it shall wait."""
+        if self._go is not None:
+            read_now(self._go)
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -106,6 +127,8 @@ class Shell:
             self._loop.remove_reader(self._control)
             return False
         answer, _, _ = packet.partition(b"\0")
+        if answer.startswith(DROPPED):
+            self._questions = max(0, self._questions - 1)
         if answer == READY:
             self.is_ready = True
         else:
@@ -117,8 +140,14 @@ class Shell:
             if not self._on_answer():
                 break
         self._loop.remove_reader(self._control)
-        self._control.close()
+        self._close()
         self._listener.shell_ended(exit_code)
+
+    def _close(self) -> None:
+        self._control.close()
+        if self._go is not None:
+            os.close(self._go)
+            self._go = None
 
 
 def _make_control() -> tuple[socket.socket, socket.socket]:

@@ -10,13 +10,14 @@ Rules, on top of those of commands.py:
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from typing import TYPE_CHECKING
 
 from atoll.agent.commands import KILL_GRACE_SECONDS, CommandRunner, Execution
 from atoll.agent.process_tree import ShellCommandTree
-from atoll.agent.shell_script import AFTER, INPUT_OPENED, INTERRUPT_SIGNAL
+from atoll.agent.shell_script import AFTER, DROPPED, INPUT_OPENED, INTERRUPT_SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from atoll.protocol.messages import ExecDone, ExecShell
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.05
-INTERRUPT_PATIENCE_SECONDS = 0.1
-KILL_PATIENCE_SECONDS = 0.35
+INSIST_SECONDS, ABORT_SECONDS = 0.1, 0.45  # after the first interrupt
 FIRST_CHECK_SECONDS, LONGEST_CHECK_SECONDS = 0.5, 5.0
 MAX_EXIT_CODE = 255
 
@@ -65,6 +65,9 @@ class CommandFiles:
         """Once the shell has opened its end: before, all that is written would be lost when we close ours."""
         if self._inputs:
             streams.open_input(self._inputs.pop())
+
+    def remove_command(self) -> None:
+        self._files.remove(f"c{self.number}")
 
     def remove(self) -> None:
         self._files.remove(*self._names)
@@ -115,7 +118,7 @@ class ShellCommand(Execution):
         if answer == INPUT_OPENED:
             self._files.hand_input_to(self._streams)
         elif self._is_ending:
-            if answer == self._last_question.encode():
+            if answer == DROPPED + str(self._files.number).encode():
                 self._leave(0)
         elif answer.isdigit() and len(answer) <= 3:
             self._leave(min(int(answer), MAX_EXIT_CODE))
@@ -135,7 +138,8 @@ class ShellCommand(Execution):
     def abort(self) -> None:
         """End the command and its shell at once."""
         self._is_ending = True
-        self._shell.signal(signal.SIGSTOP)  # it shall not comment on it
+        self._stop_timer()
+        self._shell.signal(signal.SIGSTOP)  # it shall neither comment on it nor start more
         self._tree.kill()
         self._shell.kill()
 
@@ -144,43 +148,68 @@ class ShellCommand(Execution):
         self._finish(exit_code, session_ended=session_ended)
 
     def _clean_up(self) -> None:
+        self._shell.take_back_wake()
         self._check.cancel()
         self._files.remove()
 
     def _terminate(self) -> None:
-        self._shell.signal(signal.SIGSTOP)
-        self._deadline = self._loop.time() + KILL_GRACE_SECONDS
+        self._files.remove_command()  # if it has not begun it never will
+        self._has_asked = False
+        self._kill_at = self._loop.time() + KILL_GRACE_SECONDS
+        self._insist_at = self._abort_at = math.inf
         self._end_tree()
 
     def _end_tree(self) -> None:
+        self._shell.signal(signal.SIGSTOP)
         if not self._tree.terminate():
             self._interrupt()
-        elif self._loop.time() >= self._deadline:
+        elif self._loop.time() >= self._kill_at:
             self._tree.kill()
             self._interrupt()
         else:
-            self._set_timer(self._pause, self._end_tree)
-            self._pause = min(2 * self._pause, LONGEST_LOOK_SECONDS)
-
-    @property
-    def _last_question(self) -> str:
-        return f"dropped {self._files.number}"
+            self._set_timer(self._next_pause(), self._end_tree)
 
     def _interrupt(self) -> None:
+        if self._abort_at == math.inf:
+            self._insist_at = self._loop.time() + INSIST_SECONDS
+            self._abort_at = self._loop.time() + ABORT_SECONDS
         self._shell.signal(INTERRUPT_SIGNAL)
         self._shell.signal(signal.SIGCONT)
-        # It may have been about to answer, and have dropped just that.
-        self._shell.send(self._shell.dialect.last_answer(self._last_question))
-        self._set_timer(INTERRUPT_PATIENCE_SECONDS, self._insist)
+        self._ask()
+        self._pause = FIRST_LOOK_SECONDS
+        self._set_timer(self._next_pause(), self._follow_up)
+
+    def _follow_up(self) -> None:
+        """It has not answered yet."""
+        if self._loop.time() >= self._abort_at:
+            self.abort()
+        elif self._tree.terminate():
+            self._end_tree()  # it was about to start a child when we looked, and now waits for that
+        else:
+            self._insist()
+            self._ask()
+            self._set_timer(self._next_pause(), self._follow_up)
+
+    def _ask(self) -> None:
+        """Not the command's own answer counts now: it may have been about to give that, and have dropped it."""
+        if not self._has_asked or self._shell.has_read_everything:
+            self._has_asked = True
+            self._shell.ask(self._files.number)
 
     def _insist(self) -> None:
         """It may wait in the kernel, for the other end of a FIFO say, which only this signal interrupts."""
-        self._shell.signal(signal.SIGINT)
-        self._set_timer(KILL_PATIENCE_SECONDS, self._shell.kill)
+        if self._loop.time() >= self._insist_at:
+            self._insist_at = math.inf
+            self._shell.signal(signal.SIGINT)
+
+    def _next_pause(self) -> float:
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_LOOK_SECONDS)
+        return pause
 
     def _check_shell(self, pause: float) -> None:
         """Kill a shell that cannot answer any more, as when a command has disabled what it would answer with."""
         is_silent = self._shell.has_read_everything and not self._is_ending
+        self._shell.wake()  # should it wait although there is something to read
         if is_silent and self._was_silent:
             self._shell.kill()
             return

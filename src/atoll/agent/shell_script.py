@@ -18,12 +18,12 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-READY, INPUT_OPENED = b"ready", b"input"
+READY, INPUT_OPENED, DROPPED = b"ready", b"input", b"dropped "
 ENDED_IN, KEPT_IN = b"ended ", b"kept "  # the last words of a shell, with its directory
 COMPLETE = b"#complete\n"
 INTERRUPT_SIGNAL = 41  # a real-time signal that nobody uses
 
-INIT, RESTORE, LAST = "init", "restore", "last"
+INIT, RESTORE, LAST, GO = "init", "restore", "last", "go"
 AFTER, STATES = ("after0", "after1"), ("state0", "state1")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -36,11 +36,12 @@ class Dialect(msgspec.Struct, frozen=True):
     directory_fd: int  # where the shell has its scratch directory
     input_fd: int  # where it opens a command's input
     call: str  # runs a builtin, whatever functions there are
-    wait: str  # waits for the next lines
-    wake: tuple[str, ...]  # comes before them, to end that
+    wait: str  # does nothing until there are lines to read
+    needs_waking: bool  # ends that
     mend: str  # undoes what would keep the next command from running
     eval: str
     init: str
+    set_options: str  # a script for saved state to use
     dump: str
     dump_exported: str
     keeps_all_on_exit: str  # a condition
@@ -53,7 +54,7 @@ class Dialect(msgspec.Struct, frozen=True):
 
     def scripts(self) -> dict[str, str]:
         """The files a shell finds in its directory."""
-        texts = {INIT: self.init + _INIT, "exit": _EXIT}
+        texts = {INIT: self.init + _INIT, "exit": _EXIT, "options": self.set_options}
         for after, state in zip(AFTER, STATES, strict=True):
             texts[after] = _AFTER.replace("@STATE", state)
         return {name: self._fill(text) for name, text in texts.items()}
@@ -140,11 +141,12 @@ _INIT = rf"""
 """
 
 # First the answer, for which somebody waits. Two files take turns, so that one is whole whenever the shell is killed.
+# What does not fit is not kept, and does not fill the place.
 _AFTER = r"""__atoll=$?
 @CALL printf '%s\0' "$__atoll" >&0
 {
 @DUMP
-} >|@DIR/@STATE
+} >|@DIR/@STATE || \: >|@DIR/@STATE
 @MEND
 @WAIT
 @CALL return "$__atoll"
@@ -175,8 +177,8 @@ BASH = Dialect(
     directory_fd=200,  # scripts use the low ones
     input_fd=201,
     call=r"\builtin",
-    wait=r"\:",  # reading them is enough
-    wake=(),
+    wait=r"\:",
+    needs_waking=False,
     mend=r"\builtin enable eval",
     eval=r"\builtin eval --",
     # History would expand "!" and fill a file; mail and window size would be looked for after each command. While a
@@ -188,12 +190,20 @@ BASH = Dialect(
 PS1='$ '
 if [[ -f @DIR/{RESTORE} ]]; then \builtin . @DIR/{RESTORE}; fi
 """,
-    # Functions and aliases come last: they could change what the lines before them mean.
-    dump=_BASH_DIRECTORY
+    set_options=r"""for __atoll in $(\builtin compgen -A shopt); do
+case :$__atoll_shopt: in *:$__atoll:*) \builtin shopt -s $__atoll ;; *) \builtin shopt -u $__atoll ;; esac
+done
+for __atoll in $(\builtin compgen -A setopt); do
+case :$__atoll_set: in *:$__atoll:*) \builtin set -o $__atoll ;; *) \builtin set +o $__atoll ;; esac
+done
+""",
+    # Options as two lists rather than 80 lines, each of which bash would write by itself. Functions and aliases come
+    # last: they could change what the lines before them mean.
+    dump=r"""\builtin printf '__atoll_shopt=%q __atoll_set=%q\n\\builtin . @DIR/options\n' "$BASHOPTS" "$SHELLOPTS"
+"""
+    + _BASH_DIRECTORY
     + r"""
 \builtin declare -p
-\builtin shopt -p
-\builtin set +o
 \builtin umask -p
 \builtin trap -p
 \builtin declare -f
@@ -216,15 +226,16 @@ SH = Dialect(
     directory_fd=9,  # dash knows no descriptors of two digits
     input_fd=8,
     call=r"\command",
-    # Busybox takes a read that SIGCHLD interrupts for the end of its input; its `read` does not. An empty line is what
-    # this takes, or what a shell that does not wait passes over.
-    wait=r"\command read -r __atoll_go <&0",
-    wake=("",),
+    # Busybox takes it for the end of its input when SIGCHLD interrupts it there, but its `read` does not. So it waits
+    # in that, and is woken when its lines are there for it to read at once.
+    wait=rf"\command read -r __atoll_go </proc/self/fd/9/{GO}",
+    needs_waking=True,
     mend=r"\:",
     eval=r"\command eval",
     init=rf"""PS1='$ '
 if \[ -f @DIR/{RESTORE} \]; then \. @DIR/{RESTORE}; fi
 """,
+    set_options="",
     # A plain sh cannot print its functions, nor its aliases so that they could be read again.
     dump=r"""\command set
 \command export -p

@@ -123,7 +123,7 @@ class AgentLink:
             call = msgspec.structs.replace(call, max_output=MAX_OUTPUT_KEPT)
         patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
         async with self.operation(call) as connection, deadline(patience) as time, connection.fed(stdin):
-            return await collect(connection, call.max_output, time)
+            return await collect(connection, call.max_output, time if call.session_id else None)
 
     def operation(self, call: Call) -> Operation:
         """A connection on which `call` has been sent, as a context manager."""
@@ -319,16 +319,16 @@ class AgentConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
-async def collect(connection: AgentConnection, allowed: int | None, time: deadline) -> CommandOutput:
-    """All output and the result of the command under way; an agent that sends more than was allowed is cut off."""
+async def collect(connection: AgentConnection, allowed: int | None, time: deadline | None) -> CommandOutput:
+    """All output and the result of the command under way; an agent that sends more than was allowed is cut off.
+
+    `time` stands still while the command waits; a command without a session waits for nobody.
+    """
     output: dict[FrameKind, list[bytes]] = {FrameKind.STDOUT: [], FrameKind.STDERR: []}
     left = dict.fromkeys(output, allowed)
     while (frame := await connection.next_frame()).kind is not FrameKind.DONE:
-        if frame.kind is FrameKind.WAITING:
-            time.stand_still()
-            continue
-        if frame.kind is FrameKind.STARTED:
-            time.run()
+        if frame.kind not in output:
+            note_turn(frame, time)
             continue
         quota = left[frame.kind]
         if quota is not None:
@@ -339,6 +339,15 @@ async def collect(connection: AgentConnection, allowed: int | None, time: deadli
     done = decode(decode_exec_done, frame)
     stdout, stderr = (b"".join(chunks) for chunks in output.values())
     return CommandOutput(stdout=stdout, stderr=stderr, done=done)
+
+
+def note_turn(frame: Frame, time: deadline | None) -> None:
+    if time is None:
+        raise AgentMisbehavedError("the agent lets a command wait that has no session", remedy="Stop the sandbox.")
+    if frame.kind is FrameKind.WAITING:
+        time.stand_still()
+    else:
+        time.run()
 
 
 def encode_call(call: Call) -> bytes:
