@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 import msgspec
 from starlette.requests import Request
@@ -98,7 +99,8 @@ async def get_events(request: Request) -> Response:
     return json_response(EventList(events=actor.events(since)))
 
 
-async def _as_stream(events: AsyncIterator[SandboxEvent]) -> AsyncIterator[bytes]:
-    yield b": the timeline, then what happens\n\n"
-    async for event in events:
-        yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.what.encode(), msgspec.json.encode(event))
+async def _as_stream(events: AsyncGenerator[SandboxEvent, None]) -> AsyncIterator[bytes]:
+    async with aclosing(events):
+        yield b": the timeline, then what happens\n\n"
+        async for event in events:
+            yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.what.encode(), msgspec.json.encode(event))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -262,7 +262,7 @@ class SandboxActor:
             self._record()
         return events
 
-    async def follow(self, since: int) -> AsyncIterator[SandboxEvent]:
+    async def follow(self, since: int) -> AsyncGenerator[SandboxEvent, None]:
         """History first, then as they happen, to the end of the sandbox.
 
         One who does not read misses some, and sees it by their numbers; the last is never missed.
