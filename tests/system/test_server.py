@@ -313,7 +313,7 @@ def test_the_socket_and_what_is_kept_are_roots_alone(shared_server: RunningServe
         ("DELETE", "/v1/sandboxes/a/sessions/none", b"", 404, "SESSION_NOT_FOUND"),
         ("POST", "/v1/sandboxes/a/call", b"", 400, "INVALID_REQUEST"),
         ("POST", "/v1/sandboxes/a/call", b"GET / HTTP/1.1", 400, "INVALID_REQUEST"),
-        ("POST", "/v1/sandboxes/a/call", encode_frame(FrameKind.CALL, b"?"), 400, "INVALID_COMMAND"),
+        ("POST", "/v1/sandboxes/a/call", encode_frame(FrameKind.CALL, b"?"), 400, "INVALID_REQUEST"),
         ("POST", "/v1/sandboxes/a/call", encode_frame(FrameKind.DONE, b""), 400, "INVALID_REQUEST"),
         ("POST", "/v1/sandboxes", b"{}", 405, "METHOD_NOT_ALLOWED"),
         ("GET", "/v1/sandboxes/a/call", b"", 405, "METHOD_NOT_ALLOWED"),
