@@ -189,16 +189,8 @@ async def test_a_server_that_is_told_to_end_does_and_its_sandboxes_live_on(
 
 
 async def test_a_second_server_on_the_same_state_says_so_and_leaves_the_first_alone(server: RunningServer) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "atoll.cli",
-        "serve",
-        "--state-dir",
-        server.state,
-        "--runtime-dir",
-        server.socket.parent,
-    ]
+    directories = ["--state-dir", str(server.state), "--runtime-dir", str(server.socket.parent)]
+    command = [sys.executable, "-m", "atoll.cli", "serve", *directories]
     second = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
     _, said = await asyncio.wait_for(second.communicate(), HANG_SECONDS)
     assert second.returncode != 0

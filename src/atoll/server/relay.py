@@ -83,7 +83,8 @@ class Requests:
         try:
             while frame := await self.next():
                 if frame.kind is not FrameKind.INPUT:
-                    raise error(ErrorCode.INVALID_REQUEST, f"a {frame.kind.name} frame follows the call")
+                    message = f"a {frame.kind.name} frame follows the call"
+                    raise error(ErrorCode.INVALID_REQUEST, message, remedy="Use the SDK, or /exec.")
                 await agent.send_frame(frame)
             while (await self._receive())["type"] != "http.disconnect":
                 pass
