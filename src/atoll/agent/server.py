@@ -183,7 +183,8 @@ class HostConnection(asyncio.Protocol):
         except AtollError as cause:
             self.command_failed(cause)
         except msgspec.MsgspecError as cause:
-            self._fail(error(ErrorCode.INVALID_REQUEST, f"the agent cannot read this call: {cause}"))
+            message = f"the agent cannot read this call: {cause}"
+            self._fail(error(ErrorCode.INVALID_REQUEST, message, remedy="Use the SDK of the same version."))
 
     def _begin(self, operation: PlainOperation | SessionOperation) -> None:
         self._operation = operation

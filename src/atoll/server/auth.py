@@ -70,12 +70,19 @@ class Gate:
 def check_origin(headers: dict[bytes, str]) -> None:
     """Browsers say where a request comes from; other programs do not, and may pass."""
     origin = headers.get(b"origin")
-    if origin and urlsplit(origin).netloc.lower() != headers.get(b"host", "").lower():
+    if origin and authority(origin) != headers.get(b"host", "").lower():
         raise error(
             ErrorCode.FORBIDDEN_ORIGIN,
             f"a page of {origin!r:.200} may not use this server",
             remedy="Call it from your own server, not from a browser.",
         )
+
+
+def authority(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def host_name(host: str) -> str:

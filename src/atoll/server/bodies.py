@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from atoll.protocol.errors import ErrorCode, error
 from atoll.server.problems import bad_request
@@ -42,6 +44,25 @@ async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
                 remedy="Send less; large input goes through files.",
             )
     return bytes(body)
+
+
+async def while_client_waits(request: Request, work: Coroutine[None, None, T]) -> T:
+    """What `work` returns. A client that hangs up ends it; its body must have been read."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_departure(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return await working
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _departure(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def read_number(request: Request, name: str, default: int) -> int:

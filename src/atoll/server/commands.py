@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -18,30 +19,37 @@ from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import CreateSession, Exec, ExecDone, ExecShell, Sessions, decode_exec_done
-from atoll.server.bodies import read_json, wants
+from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import SandboxActor
-from atoll.supervisor.agent_link import CommandOutput, decode
+from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, CommandOutput, decode
 
 _STREAMS = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
 
 async def post_exec(request: Request) -> Response:
-    actor = actor_of(request)
     asked = await read_json(request, ExecRequest)
     call, stdin = to_call(asked), to_stdin(asked)
+    actor = actor_of(request)
     if wants(request, EVENT_STREAM):
         events = stream(actor, caller_of(request), call, stdin)
         first = await anext(events)  # what fails before the command starts is an HTTP error
         return StreamingResponse(_as_stream(first, events), media_type=EVENT_STREAM)
     started = datetime.now(UTC)
-    async with actor.use(caller_of(request)) as link:
-        output = await link.run(call, stdin)
+    output = await while_client_waits(request, run(actor, caller_of(request), call, stdin))
     return json_response(to_result(asked, started, output))
 
 
+async def run(actor: SandboxActor, caller: str, call: Exec | ExecShell, stdin: bytes | None) -> CommandOutput:
+    async with actor.use(caller) as link:
+        return await link.run(call, stdin)
+
+
 def to_call(asked: ExecRequest) -> Exec | ExecShell:
+    if asked.max_output is not None and not 0 <= asked.max_output <= MAX_OUTPUT_KEPT:
+        remedy = f"Give 0 to {MAX_OUTPUT_KEPT} bytes; larger output is best written to a file."
+        raise bad_request(f"max_output={asked.max_output} is not possible", remedy)
     timeout = None if asked.timeout is None else parse_duration(asked.timeout)
     if isinstance(asked.command, str):
         return ExecShell(
@@ -102,7 +110,7 @@ def to_text(data: bytes) -> tuple[str, str | None]:
 
 async def stream(
     actor: SandboxActor, caller: str, call: Exec | ExecShell, stdin: bytes | None
-) -> AsyncIterator[ExecEventBody]:
+) -> AsyncGenerator[ExecEventBody, None]:
     """Ends early if the reader leaves, and so does the command."""
     texts = {kind: codecs.getincrementaldecoder("utf-8")("replace") for kind in _STREAMS}
     if stdin is not None:
@@ -129,10 +137,11 @@ def _event(kind: str, **fields: object) -> ExecEventBody:
     return ExecEventBody(type=kind, timestamp=datetime.now(UTC), **fields)  # type: ignore[arg-type]
 
 
-async def _as_stream(first: ExecEventBody, events: AsyncIterator[ExecEventBody]) -> AsyncIterator[bytes]:
-    yield _encode(first)
-    async for event in events:
-        yield _encode(event)
+async def _as_stream(first: ExecEventBody, events: AsyncGenerator[ExecEventBody, None]) -> AsyncIterator[bytes]:
+    async with aclosing(events):
+        yield _encode(first)
+        async for event in events:
+            yield _encode(event)
 
 
 def _encode(event: ExecEventBody) -> bytes:
@@ -145,10 +154,9 @@ async def list_sessions(request: Request) -> Response:
 
 
 async def post_session(request: Request) -> Response:
-    actor = actor_of(request)
     asked = await read_json(request, SessionRequest)
     call = CreateSession(session_id=asked.id or f"session-{uuid4().hex[:12]}", cwd=asked.cwd, env=dict(asked.env))
-    async with actor.use(caller_of(request)) as link:
+    async with actor_of(request).use(caller_of(request)) as link:
         return json_response(await link.create_session(call), 201)
 
 

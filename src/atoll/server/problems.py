@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from atoll.protocol.errors import AtollError, CallerError, ErrorBody, ErrorCode, HostError, SandboxError, error
@@ -37,6 +37,8 @@ _STATUS = {
     ErrorCode.INTERNAL_ERROR: 500,
 }
 _BY_BRANCH = ((CallerError, 400), (SandboxError, 409), (HostError, 503))
+
+CLIENT_GONE = 499  # as nginx has it
 
 logger = logging.getLogger("atoll.server")
 
@@ -86,8 +88,14 @@ async def on_any_error(request: Request, cause: Exception) -> Response:
     return json_response(body, 500)
 
 
+async def on_client_gone(request: Request, cause: Exception) -> Response:
+    """Nobody hears this answer."""
+    return Response(status_code=CLIENT_GONE)
+
+
 HANDLERS: dict[type[Exception] | int, Callable[[Request, Exception], Awaitable[Response]]] = {
     AtollError: on_atoll_error,
     HTTPException: on_http_exception,
+    ClientDisconnect: on_client_gone,
     Exception: on_any_error,
 }

@@ -49,8 +49,8 @@ class Relay:
             try:
                 await Answer(send).pass_on(agent)
             except AtollError:
-                if feeder.done() and isinstance(feeder.exception(), ClientDisconnect):
-                    raise ClientDisconnect from None
+                if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
+                    raise cause from None
                 raise
             finally:
                 feeder.cancel()
@@ -83,7 +83,8 @@ class Requests:
         try:
             while frame := await self.next():
                 if frame.kind is not FrameKind.INPUT:
-                    raise error(ErrorCode.INVALID_REQUEST, f"a {frame.kind.name} frame follows the call")
+                    message = f"a {frame.kind.name} frame follows the call"
+                    raise error(ErrorCode.INVALID_REQUEST, message, remedy="Use the SDK, or /exec.")
                 await agent.send_frame(frame)
             while (await self._receive())["type"] != "http.disconnect":
                 pass

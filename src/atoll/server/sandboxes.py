@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 import msgspec
 from starlette.requests import Request
@@ -23,6 +24,7 @@ def roster_of(request: Request) -> Roster:
 
 
 def actor_of(request: Request) -> SandboxActor:
+    """To be used at once: one that nobody uses is forgotten as soon as another is asked for."""
     return roster_of(request).actor(request.path_params["id"])
 
 
@@ -58,8 +60,8 @@ def _state_asked_for(request: Request) -> SandboxState | None:
 
 
 async def put_sandbox(request: Request) -> Response:
-    actor = actor_of(request)
     options = await read_json(request, SandboxOptions)
+    actor = actor_of(request)
     is_new = await actor.ensure(options, caller_of(request))
     return json_response(await actor.info(), 201 if is_new else 200)
 
@@ -74,14 +76,16 @@ async def delete_sandbox(request: Request) -> Response:
 
 
 async def put_labels(request: Request) -> Response:
+    labels = await read_json(request, dict[str, str])
     actor = actor_of(request)
-    await actor.set_labels(await read_json(request, dict[str, str]), caller_of(request))
+    await actor.set_labels(labels, caller_of(request))
     return json_response(await actor.info())
 
 
 async def patch_env(request: Request) -> Response:
+    changes = await read_json(request, dict[str, str | None])
     actor = actor_of(request)
-    await actor.set_env(await read_json(request, dict[str, str | None]), caller_of(request))
+    await actor.set_env(changes, caller_of(request))
     return json_response(await actor.info())
 
 
@@ -95,7 +99,8 @@ async def get_events(request: Request) -> Response:
     return json_response(EventList(events=actor.events(since)))
 
 
-async def _as_stream(events: AsyncIterator[SandboxEvent]) -> AsyncIterator[bytes]:
-    yield b": the timeline, then what happens\n\n"
-    async for event in events:
-        yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.what.encode(), msgspec.json.encode(event))
+async def _as_stream(events: AsyncGenerator[SandboxEvent, None]) -> AsyncIterator[bytes]:
+    async with aclosing(events):
+        yield b": the timeline, then what happens\n\n"
+        async for event in events:
+            yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.what.encode(), msgspec.json.encode(event))

@@ -7,6 +7,7 @@ they are from the sandboxes' own files; what is there is whole.
 from __future__ import annotations
 
 import sqlite3
+from contextlib import ExitStack
 from pathlib import Path
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -35,19 +36,28 @@ MIGRATIONS = (
         created_at TEXT NOT NULL
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE retired (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        sandbox TEXT NOT NULL UNIQUE
+    );
+    """,
 )
 
 
 def open_database(state: Path) -> sqlite3.Connection:
     path = state / NAME
-    try:
-        path.touch(mode=0o600)
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        _migrate(connection)
-    except (sqlite3.Error, OSError) as cause:
-        raise unusable(path, cause) from cause
+    with ExitStack() as undo:
+        try:
+            path.touch(mode=0o600)
+            connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+            undo.callback(connection.close)  # which also undoes half a migration
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            _migrate(connection)
+        except (sqlite3.Error, OSError) as cause:
+            raise unusable(path, cause) from cause
+        undo.pop_all()
     return connection
 
 

@@ -1,8 +1,12 @@
-"""What happened to each sandbox, the latest MAX_EVENTS of it. The next sandbox of an id begins anew."""
+"""What happened to each sandbox, the latest MAX_EVENTS of it. The next sandbox of an id begins anew.
+
+Of those that were destroyed, the latest MAX_RETIRED are remembered.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Container
 from datetime import UTC, datetime
 
 import msgspec
@@ -11,6 +15,7 @@ from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import SandboxEvent
 
 MAX_EVENTS = 1_000
+MAX_RETIRED = 1_000
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(SandboxEvent).decode
@@ -35,3 +40,18 @@ class Timeline:
 
     def forget(self, sandbox: SandboxId) -> None:
         self._database.execute("DELETE FROM events WHERE sandbox = ?", (sandbox,))
+        self._database.execute("DELETE FROM retired WHERE sandbox = ?", (sandbox,))
+
+    def retire(self, sandbox: SandboxId) -> None:
+        """It was destroyed; so many are kept, and the oldest makes room."""
+        self._database.execute("INSERT OR REPLACE INTO retired (sandbox) VALUES (?)", (sandbox,))
+        query = "SELECT sandbox FROM retired ORDER BY number DESC LIMIT -1 OFFSET ?"
+        for (oldest,) in self._database.execute(query, (MAX_RETIRED,)).fetchall():
+            self.forget(oldest)
+
+    def retire_all_but(self, sandboxes: Container[SandboxId]) -> None:
+        """Also those whose destruction a killed server did not live to see."""
+        query = "SELECT DISTINCT sandbox FROM events WHERE sandbox NOT IN (SELECT sandbox FROM retired)"
+        for (sandbox,) in self._database.execute(query).fetchall():
+            if sandbox not in sandboxes:
+                self.retire(sandbox)

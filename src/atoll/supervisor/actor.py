@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
 UNREAD_EVENTS = 256
+DESTROYED = "destroyed"
+STATE_CHANGES = {"created", "started", "frozen", "thawed", "stopped"}
 
 
 class SandboxActor:
@@ -39,7 +41,8 @@ class SandboxActor:
         self.name = name
         self._machine = machine
         self._timeline = timeline
-        self._change = asyncio.Lock()
+        self._lock = asyncio.Lock()
+        self._changes = 0
         self._live: LiveSandbox | None = None
         self._link: AgentLink | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -54,7 +57,17 @@ class SandboxActor:
 
     @property
     def is_in_use(self) -> bool:
-        return self._in_use > 0 or bool(self._followers) or self._change.locked()
+        """Whether somebody holds it, or waits for it: then there must be no second actor of its id."""
+        return self._in_use > 0 or self._changes > 0 or bool(self._followers)
+
+    @asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        self._changes += 1
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self._changes -= 1
 
     @asynccontextmanager
     async def use(self, by: str) -> AsyncIterator[AgentLink]:
@@ -62,7 +75,7 @@ class SandboxActor:
         self._in_use += 1
         try:
             link = self._link
-            if link is None or self._is_frozen or self._change.locked():
+            if link is None or self._is_frozen or self._changes:
                 link = await self._wake(by)
             yield link
         finally:
@@ -70,19 +83,23 @@ class SandboxActor:
             self._last_used = time.monotonic()
 
     async def _wake(self, by: str) -> AgentLink:
-        async with self._change:
+        async with self._change():
             if self._live is None:
                 await self._bring_up(SandboxOptions(), by)
-            elif self._is_frozen:
-                await self._machine.engine.thaw(self._live)
-                self._is_frozen = False
-                self._note("thawed", cause="it was used", by=by)
+            await self._thaw("it was used", by)
             assert self._link
             return self._link
 
+    async def _thaw(self, cause: str, by: str) -> None:
+        if self._live and self._is_frozen:
+            await self._machine.engine.thaw(self._live)
+            self._is_frozen = False
+            self._last_used = time.monotonic()
+            self._note("thawed", cause=cause, by=by)
+
     async def ensure(self, options: SandboxOptions, by: str) -> bool:
         """Make it if its id is new: then True. Start it if it is stopped."""
-        async with self._change:
+        async with self._change():
             is_new = not self._machine.exists(self.name)
             if self._live is None:
                 await self._bring_up(options, by)
@@ -90,7 +107,7 @@ class SandboxActor:
 
     async def _bring_up(self, options: SandboxOptions, by: str) -> None:
         if self._machine.exists(self.name):
-            live = await self._machine.start(self.name)
+            self._take(await self._machine.start(self.name))
             self._note("started", cause="it was used", by=by)
         else:
             self._timeline.forget(self.name)
@@ -101,42 +118,46 @@ class SandboxActor:
                 env=options.env,
                 upkeep=to_upkeep(options),
             )
+            self._take(live)
             self._note("created", cause="its id was used for the first time", by=by)
-        self._take(live)
 
     async def adopt(self) -> None:
-        """Take over what an earlier server left running."""
-        with suppress(AtollError):
+        """Take over what an earlier server left running; what ended since is stopped."""
+        try:
             live = await self._machine.adopt(self.name)
+        except AtollError:
+            if self._last_change() not in (None, "stopped"):
+                self._note("stopped", cause="it ended while no server ran", by="kernel")
+            return
+        self._take(live)
+        with suppress(FileNotFoundError):  # it ends just now
             self._is_frozen = self._machine.engine.is_frozen(live)
-            self._take(live)
 
     def _take(self, live: LiveSandbox) -> None:
         self._live, self._link = live, AgentLink(live.agent_socket)
+        self._last_used = time.monotonic()
         self._watcher = asyncio.create_task(self._watch(live), name=f"watch {self.name}")
 
     async def _watch(self, live: LiveSandbox) -> None:
         async for event in self._machine.engine.events(live):
             if event.kind is EventKind.OOM_KILLED:
                 self._note("oom_killed", cause="it used all the memory it may", by="kernel")
-        async with self._change:
+        async with self._change():
             if self._live is live:
                 self._note("stopped", cause="its first process was killed", by="kernel")
                 await self._let_go()
 
     async def destroy(self, by: str) -> None:
-        async with self._change:
+        async with self._change():
             if not self._machine.exists(self.name):
                 return
-            live = self._live
-            if live is None:
+            if self._live is None:
                 await self._machine.remove(self.name)
             else:
-                self._live = None  # so that the watcher does not take it for an accident
-                await self._machine.destroy(live)
-                self._live = live
+                await self._machine.destroy(self._live)
                 await self._let_go()
-            self._note("destroyed", cause="it was asked for", by=by)
+            self._note(DESTROYED, cause="it was asked for", by=by)
+            self._timeline.retire(self.name)
 
     async def _let_go(self) -> None:
         """Of a sandbox that has ended."""
@@ -153,7 +174,7 @@ class SandboxActor:
 
     async def close(self) -> None:
         """The server ends; the sandbox lives on."""
-        async with self._change:
+        async with self._change():
             live, self._live = self._live, None
             if self._watcher:
                 self._watcher.cancel()
@@ -169,7 +190,7 @@ class SandboxActor:
         record = self._machine.find(self.name)
         if record is None or record.upkeep.keep_alive or not self._is_idle_for(record.upkeep.sleep_after):
             return
-        async with self._change:
+        async with self._change():
             if self._live and not self._is_frozen and self._is_idle_for(record.upkeep.sleep_after):
                 await self._machine.engine.freeze(self._live)
                 self._is_frozen = True
@@ -218,21 +239,20 @@ class SandboxActor:
         return None
 
     async def set_labels(self, labels: dict[str, str], by: str) -> None:
-        async with self._change:
+        async with self._change():
             record = self._record()
             upkeep = msgspec.structs.replace(record.upkeep, labels=check_labels(labels))
             self._machine.update(record, upkeep=upkeep)
             self._note("labels_changed", cause="it was asked for", by=by)
 
     async def set_env(self, changes: dict[str, str | None], by: str) -> None:
-        async with self._change:
+        async with self._change():
             record = self._record()
-            check_environment(changes)
-            if self._live and self._link:
-                await self._machine.engine.thaw(self._live)
-                self._is_frozen = False
-                await self._link.set_environment(changes)
             merged = {**record.env, **changes}
+            check_environment(merged)
+            if self._link:
+                await self._thaw("its variables are set", by)
+                await self._link.set_environment(changes)
             self._machine.update(record, env={name: value for name, value in merged.items() if value is not None})
             self._note("env_changed", cause="it was asked for", by=by)
 
@@ -242,26 +262,40 @@ class SandboxActor:
             self._record()
         return events
 
-    async def follow(self, since: int) -> AsyncIterator[SandboxEvent]:
-        """History first, then as they happen. One who does not read misses some, and sees it by their numbers."""
+    async def follow(self, since: int) -> AsyncGenerator[SandboxEvent, None]:
+        """History first, then as they happen, to the end of the sandbox.
+
+        One who does not read misses some, and sees it by their numbers; the last is never missed.
+        """
         queue: asyncio.Queue[SandboxEvent] = asyncio.Queue(UNREAD_EVENTS)
         self._followers.add(queue)
         try:
             for event in self.events(since):
                 since = event.number
                 yield event
+                if event.what == DESTROYED:
+                    return
             while True:
                 event = await queue.get()
                 if event.number > since:
                     yield event
+                if event.what == DESTROYED:
+                    return
         finally:
             self._followers.discard(queue)
 
     def _note(self, what: str, *, cause: str, by: str) -> None:
         event = self._timeline.add(self.name, what, cause=cause, by=by)
         for queue in self._followers:
+            if queue.full() and what == DESTROYED:
+                queue.get_nowait()
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(event)
+
+    def _last_change(self) -> str | None:
+        """What last happened to its state."""
+        changes = [event.what for event in self._timeline.since(self.name, 0) if event.what in STATE_CHANGES]
+        return changes[-1] if changes else None
 
     def _record(self) -> SandboxRecord:
         record = self._machine.find(self.name)
@@ -282,6 +316,3 @@ def to_upkeep(options: SandboxOptions) -> Upkeep:
         sleep_after=parse_duration(sleep_after, "sleep_after"),
         keep_alive=options.keep_alive,
     )
-
-
-STATE_CHANGES = {"created", "started", "frozen", "thawed", "stopped"}

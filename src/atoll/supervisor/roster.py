@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from atoll.protocol.errors import AtollError
+from atoll.protocol.errors import AtollError, NotFoundError
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.sandboxes import SandboxInfo, SandboxState
 from atoll.supervisor.actor import SandboxActor
@@ -33,6 +34,7 @@ class Roster:
         """Go on with what an earlier server left running."""
         for record in self._machine.records():
             await self.actor(record.id).adopt()
+        self._timeline.retire_all_but(self._actors)
         self._sleeper = asyncio.create_task(self._put_idle_ones_to_sleep(), name="put idle sandboxes to sleep")
         return self
 
@@ -62,8 +64,11 @@ class Roster:
 
     async def list(self, labels: dict[str, str], state: SandboxState | None) -> list[SandboxInfo]:
         wanted = [record.id for record in self._machine.records() if labels.items() <= record.upkeep.labels.items()]
-        infos = [await self.actor(name).info() for name in wanted]
-        return [info for info in infos if state is None or info.state is state]
+        found = []
+        for name in wanted:
+            with suppress(NotFoundError):  # destroyed while we look
+                found.append(await self.actor(name).info())
+        return [info for info in found if state is None or info.state is state]
 
     async def _put_idle_ones_to_sleep(self) -> None:
         while True:
@@ -71,5 +76,5 @@ class Roster:
             for actor in list(self._actors.values()):
                 try:
                     await actor.sleep_if_idle()
-                except AtollError as cause:
+                except (AtollError, OSError) as cause:  # OSError: it ends just now, and its control group with it
                     logger.warning("sandbox %s does not sleep: %s", actor.name, cause)

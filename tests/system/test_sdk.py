@@ -1,0 +1,225 @@
+"""The SDK against the real server, both halves: sandboxes as their users see them, from first use to destruction."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.sandboxes import SandboxOptions, SandboxState
+from tests.client.halves import AsyncHalf, BlockingHalf, Half
+from tests.system.serving import HANG_SECONDS, RunningServer, wait_for_end
+from tests.system.test_server import first_process, wait_for_event
+
+
+@pytest.fixture(params=[AsyncHalf, BlockingHalf], ids=lambda half: half.name)
+async def half(request: pytest.FixtureRequest, server: RunningServer) -> AsyncIterator[Half]:
+    half: Half = request.param()
+    yield half
+    half.server.find_server(server.unix_url).transport.close_idle()
+    half.server.find_server(server.tcp_url, server.key).transport.close_idle()
+    half.server.shared_server.cache_clear()
+
+
+async def test_a_sandbox_from_its_first_use_to_its_end(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("life", url=server.tcp_url, api_key=server.key, labels={"team": "a"}, env={"A": "1"})
+    assert (await half.run(sandbox.exec, "echo $A; echo kept > file")).stdout == "1\n"
+    status = await half.run(sandbox.status)
+    assert (status.id, status.state, status.image) == ("life", SandboxState.RUNNING, "host")
+    assert (status.labels, status.env) == ({"team": "a"}, ["A"])
+    assert status.use.processes >= 1
+    await half.run(sandbox.set_env_vars, {"A": None, "B": "2"})
+    assert (await half.run(sandbox.exec, "echo ${A:-unset} $B")).stdout == "unset 2\n"
+    await half.run(sandbox.set_labels, {"team": "b"})
+    assert (await half.run(sandbox.status)).labels == {"team": "b"}
+    events = await half.run(sandbox.events)
+    assert [event.what for event in events] == ["created", "env_changed", "labels_changed"]
+    assert all(event.by.startswith("key ") for event in events)
+    assert await half.run(sandbox.events, since=2) == events[2:]
+    await half.run(sandbox.destroy)
+    await half.run(sandbox.destroy)
+    assert (await half.run(sandbox.exec, "cat file")).exit_code == 1
+
+
+async def test_sandboxes_are_found_by_label_and_state(half: Half, server: RunningServer) -> None:
+    for name, team in (("one", "a"), ("two", "b"), ("three", "a")):
+        labels = {"team": team, "name with = & ?".replace("=", "-"): "ü"}
+        await half.run(half.get_sandbox(name, url=server.unix_url, labels=labels).exec, "true")
+    found = await half.list_sandboxes(url=server.unix_url, labels={"team": "a", "name with - & ?": "ü"})
+    assert [info.id for info in found] == ["one", "three"]
+    assert len(await half.list_sandboxes(url=server.unix_url, state="running")) == 3
+    assert await half.list_sandboxes(url=server.unix_url, state="frozen") == []
+
+
+async def test_events_are_followed_to_the_end_of_the_sandbox(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("followed", url=server.unix_url)
+    await half.run(sandbox.exec, "true")
+    seen = []
+    async for event in half.iterate(sandbox.follow_events()):
+        seen.append(event.what)
+        if event.what == "created":
+            await half.run(sandbox.set_labels, {"a": "b"})
+        elif event.what == "labels_changed":
+            await half.run(sandbox.destroy)
+    assert seen == ["created", "labels_changed", "destroyed"]
+
+
+async def test_sessions_keep_their_state_and_are_apart(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("sessions", url=server.unix_url)
+    session = await half.run(sandbox.create_session, "mine", env={"A": "1"}, cwd="/tmp")
+    await half.run(session.exec, "b=2")
+    assert (await half.run(session.exec, "echo $A $b $PWD")).stdout == "1 2 /tmp\n"
+    assert (await half.run(sandbox.exec, "echo ${b:-none}")).stdout == "none\n"
+    assert {info.id for info in await half.run(sandbox.list_sessions)} == {"default", "mine"}
+    await half.run(session.delete)
+    with pytest.raises(LookupError):
+        await half.run(sandbox.get_session, "mine")
+
+
+async def test_a_wrong_key_is_a_permission_error(half: Half, server: RunningServer) -> None:
+    with pytest.raises(PermissionError) as caught:
+        await half.list_sandboxes(url=server.tcp_url, api_key="wrong")
+    assert isinstance(caught.value, AtollError)
+    assert caught.value.code is ErrorCode.INVALID_API_KEY
+
+
+async def test_a_sandbox_whose_first_process_is_killed_is_stopped_and_starts_again_with_its_files(
+    server: RunningServer,
+) -> None:
+    sandbox = server.sandbox("killed")
+    await sandbox.exec("echo kept > file")
+    await sandbox.set_env_vars({"A": "1"})
+    os.kill(first_process(server, "killed"), signal.SIGKILL)
+    await wait_for_event(sandbox, "stopped")
+    status = await sandbox.status()
+    assert (status.state, status.cause, status.use) == (SandboxState.STOPPED, "its first process was killed", None)
+    assert (await sandbox.exec("cat file; echo $A")).stdout == "kept\n1\n"
+    assert (await sandbox.status()).state is SandboxState.RUNNING
+    await sandbox.aclose()
+
+
+async def test_an_idle_sandbox_is_frozen_and_thaws_on_use(server: RunningServer) -> None:
+    sandbox = server.sandbox("sleepy", SandboxOptions(sleep_after=0.1))
+    assert (await sandbox.exec("state=kept; sleep 1.5; echo awake")).stdout == "awake\n"  # longer than it may be idle
+    frozen = await wait_for_event(sandbox, "frozen")
+    assert (await sandbox.status()).state is SandboxState.FROZEN
+    assert (await sandbox.exec("echo $state")).stdout == "kept\n"
+    thawed = await wait_for_event(sandbox, "thawed", since=frozen.number)
+    await wait_for_event(sandbox, "frozen", since=thawed.number)
+    await sandbox.set_env_vars({"A": "1"})
+    await wait_for_event(sandbox, "frozen", since=thawed.number + 1)
+    await sandbox.destroy()
+    await sandbox.aclose()
+
+
+async def test_destroying_ends_the_commands_that_run_with_a_typed_error(server: RunningServer) -> None:
+    sandbox = server.sandbox("busy")
+    sessions = [await sandbox.create_session() for _ in range(5)]
+    streams = [session.exec_stream("echo begun; sleep 1000") for session in sessions]
+    for stream in streams:
+        assert [(await anext(stream)).type, (await anext(stream)).data] == ["start", "begun\n"]
+    await sandbox.destroy()
+    for stream in streams:
+        assert (await anext(stream)).type == "error"
+        with pytest.raises(ConnectionError) as caught:
+            await anext(stream)
+        assert isinstance(caught.value, AtollError)
+        assert caught.value.code is ErrorCode.AGENT_LOST
+    assert await asyncio.to_thread(lambda: list((server.state / "records").iterdir())) == []
+    await sandbox.aclose()
+
+
+async def test_of_many_that_make_the_same_sandbox_at_once_one_does(server: RunningServer) -> None:
+    asking = [server.ask("PUT", "/v1/sandboxes/same", {"labels": {"by": str(number)}}) for number in range(8)]
+    answers = await asyncio.gather(*asking)
+    assert sorted(answer.status for answer in answers) == [200] * 7 + [201]
+    assert len({answer.body and str(answer.json()["labels"]) for answer in answers}) == 1
+    clients = [server.sandbox("also-same") for _ in range(8)]
+    results = await asyncio.gather(*(client.exec("echo x >> file; wc -l < file") for client in clients))
+    assert sorted(int(result.stdout) for result in results) == list(range(1, 9))
+    for client in clients:
+        await client.aclose()
+
+
+async def test_making_and_destroying_at_once_ends_in_one_or_the_other(server: RunningServer) -> None:
+    clients = [server.sandbox("contended") for _ in range(6)]
+
+    async def use(client: Any, number: int) -> None:
+        for _ in range(5):
+            try:
+                await (client.destroy() if number % 3 == 0 else client.exec("echo x"))
+            except AtollError as problem:
+                assert problem.code in (ErrorCode.AGENT_LOST, ErrorCode.SANDBOX_NOT_RUNNING)
+
+    await asyncio.gather(*(use(client, number) for number, client in enumerate(clients)))
+    assert (await clients[0].exec("echo fine")).stdout == "fine\n"
+    for client in clients:
+        await client.aclose()
+
+
+async def test_a_command_is_cancelled_when_its_task_is(server: RunningServer) -> None:
+    sandbox = server.sandbox("cancelled")
+    other = await sandbox.create_session("other")
+    await other.exec("mkfifo begun")
+    running = asyncio.create_task(sandbox.exec("echo > begun; sleep 1000"))
+    await other.exec("cat begun")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert (await sandbox.exec("echo next")).stdout == "next\n"
+    assert (await sandbox.exec(["pgrep", "-x", "sleep"])).exit_code == 1
+    await sandbox.aclose()
+
+
+EMBEDDED = """
+import atoll
+from atoll.client_sync import local_server
+from atoll.client_sync.server import find_server
+from atoll.protocol.sandboxes import ServerInfo
+local_server.COMMAND += ["--idle-exit", "2"]
+sandbox = atoll.get_sandbox("embedded", sleep_after=0.1)
+print("ready", flush=True)
+input()
+sandbox.exec("echo x >> file")
+print(find_server().ask("GET", "/v1/server", ServerInfo).pid, sandbox.exec("wc -l < file").stdout)
+"""
+
+
+async def test_the_server_starts_by_itself_once_and_leaves_when_nobody_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATOLL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("ATOLL_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("ATOLL_URL", raising=False)
+    (pid,) = {pid for pid, _ in await run_at_once(EMBEDDED, times=10)}
+    await wait_for_end(pid)
+    log = (tmp_path / "state/server.log").read_text()
+    assert log.count("ready on") == 1
+    assert "nobody needs this server any more" in log
+    assert not (tmp_path / "run/server.sock").exists()
+    ((later, lines),) = await run_at_once(EMBEDDED + "sandbox.destroy()", times=1)
+    assert lines == 11  # the files were kept
+    assert later != pid
+    await wait_for_end(later)
+
+
+async def run_at_once(program: str, times: int) -> list[tuple[int, int]]:
+    """The numbers that each of so many programs prints, which go on only when all are there."""
+    pipe = subprocess.PIPE
+    users = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdin=pipe, stdout=pipe)
+        for _ in range(times)
+    ]
+    for user in users:
+        assert user.stdout and await user.stdout.readline() == b"ready\n"
+    async with asyncio.timeout(HANG_SECONDS):
+        said = await asyncio.gather(*(user.communicate(b"\n") for user in users))
+    assert [user.returncode for user in users] == [0] * times
+    return [(int(words[0]), int(words[1])) for words in (output.split() for output, _ in said)]

@@ -1,0 +1,85 @@
+"""The server's pure parts: who may come in, statuses, and the document that is made from the routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import schemathesis
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.server.auth import check_origin, host_name, is_unix
+from atoll.server.openapi import document
+from atoll.server.problems import status_of
+from atoll.server.routes import ROUTES
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("localhost", "localhost"),
+        ("LocalHost:7070", "localhost"),
+        ("127.0.0.1:1", "127.0.0.1"),
+        ("[::1]:7070", "::1"),
+        ("user@localhost", "localhost"),
+        ("localhost.evil.example", "localhost.evil.example"),
+        ("evil.example/localhost", "evil.example"),
+        ("", ""),
+        ("[::1", ""),
+        ("[nonsense]", ""),
+    ],
+)
+def test_a_host_is_compared_by_its_name(host: str, name: str) -> None:
+    assert host_name(host) == name
+
+
+@pytest.mark.parametrize("origin", ["http://a.example", "null", "http://[", "http://localhost:1", "localhost:7070"])
+def test_another_origin_is_refused(origin: str) -> None:
+    with pytest.raises(AtollError) as caught:
+        check_origin({b"host": "localhost:7070", b"origin": origin})
+    assert caught.value.code is ErrorCode.FORBIDDEN_ORIGIN
+
+
+@pytest.mark.parametrize("headers", [{}, {b"origin": "http://localhost:7070"}, {b"origin": "HTTP://LOCALHOST:7070"}])
+def test_no_origin_and_its_own_may_pass(headers: dict[bytes, str]) -> None:
+    check_origin({b"host": "localhost:7070", **headers})
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"), [(("/run/atoll/server.sock", None), True), (("127.0.0.1", 7070), False), (None, False)]
+)
+def test_what_is_not_surely_the_unix_socket_needs_a_key(server: object, expected: bool) -> None:
+    assert is_unix({"type": "http", "server": server}) is expected
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_code_has_a_status(code: ErrorCode) -> None:
+    assert 400 <= status_of(error(code, "a test")) < 600
+
+
+def test_a_callers_mistake_is_never_the_servers() -> None:
+    for code in ErrorCode:
+        if code.startswith("INVALID_") or code.endswith("_NOT_FOUND"):
+            assert 400 <= status_of(error(code, "a test")) < 500
+
+
+def test_the_document_is_openapi() -> None:
+    assert document()["openapi"] == "3.1.0"
+    schema = schemathesis.openapi.from_dict(document())
+    schema.validate()
+    operations: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
+    found = {(operation.method.upper(), operation.path) for operation in operations}
+    assert found == {(route.method, route.path) for route in ROUTES}
+
+
+def test_the_schemas_in_the_document_are_json_schema() -> None:
+    schemas = document()["components"]["schemas"]
+    for name in schemas:
+        whole = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}}
+        jsonschema_rs.validator_for(whole)
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [operation["operationId"] for path in document()["paths"].values() for operation in path.values()]
+    assert len(names) == len(set(names)) == len(ROUTES)

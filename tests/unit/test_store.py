@@ -1,0 +1,154 @@
+"""What is kept in the database: keys as digests, timelines of bounded length, tables that move on."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.ids import SandboxId
+from atoll.store import database, timeline
+from atoll.store.database import MIGRATIONS, NAME, open_database
+from atoll.store.keys import Keys
+from atoll.store.timeline import Timeline
+
+A, B = SandboxId("a"), SandboxId("b")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(open_database(tmp_path)) as connection:
+        yield connection
+
+
+def test_a_key_is_found_and_no_other(store: sqlite3.Connection) -> None:
+    keys = Keys(store)
+    info, key = keys.create("mine")
+    other, _ = keys.create("other")
+    assert keys.find(key) == info
+    assert [keys.find(wrong) for wrong in ("", key[:-1], key + "a", info.id, "\udcff")] == [None] * 5
+    assert keys.list() == [info, other]
+
+
+def test_a_key_is_kept_as_a_digest_alone(store: sqlite3.Connection, tmp_path: Path) -> None:
+    _, key = Keys(store).create("mine")
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob("atoll.db*"))
+    assert key[-20:].encode() not in kept
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_every_key_is_compared_in_constant_time(store: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = Keys(store)
+    _, first = keys.create("first")
+    keys.create("second")
+    compared = []
+
+    def compare(stored: bytes, given: bytes) -> bool:
+        compared.append(stored)
+        return stored == given
+
+    monkeypatch.setattr("hmac.compare_digest", compare)
+    keys.find(first)
+    assert len(compared) == 2
+
+
+def test_a_deleted_key_is_gone_and_twice_is_fine(store: sqlite3.Connection) -> None:
+    keys = Keys(store)
+    info, key = keys.create("mine")
+    assert keys.delete(info.id)
+    assert not keys.delete(info.id)
+    assert keys.find(key) is None
+
+
+def test_a_timeline_is_numbered_by_sandbox_and_read_from_where_one_was(store: sqlite3.Connection) -> None:
+    line = Timeline(store)
+    added = [line.add(A, what, cause="a test", by="me") for what in ("created", "frozen", "thawed")]
+    line.add(B, "created", cause="a test", by="me")
+    assert [event.number for event in added] == [1, 2, 3]
+    assert line.since(A, 0) == added
+    assert line.since(A, 2) == added[2:]
+    assert [event.number for event in line.since(B, 0)] == [1]
+
+
+def test_a_timeline_drops_its_oldest_and_goes_on_counting(
+    store: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "MAX_EVENTS", 3)
+    line = Timeline(store)
+    for _ in range(5):
+        line.add(A, "frozen", cause="a test", by="me")
+    assert [event.number for event in line.since(A, 0)] == [3, 4, 5]
+
+
+def test_the_next_sandbox_of_an_id_begins_anew(store: sqlite3.Connection) -> None:
+    line = Timeline(store)
+    line.add(A, "destroyed", cause="a test", by="me")
+    line.retire(A)
+    line.forget(A)
+    assert line.since(A, 0) == []
+    assert line.add(A, "created", cause="a test", by="me").number == 1
+
+
+def test_of_the_destroyed_only_the_latest_are_remembered(
+    store: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "MAX_RETIRED", 2)
+    line = Timeline(store)
+    names = [SandboxId(f"box-{number}") for number in range(4)]
+    for name in names:
+        line.add(name, "created", cause="a test", by="me")
+    line.retire(names[1])
+    line.retire_all_but({names[0]})  # the others were destroyed by a server that was killed
+    assert [bool(line.since(name, 0)) for name in names] == [True, False, True, True]
+
+
+def test_what_was_written_is_there_the_next_time(tmp_path: Path) -> None:
+    with closing(open_database(tmp_path)) as connection:
+        _, key = Keys(connection).create("mine")
+    with closing(open_database(tmp_path)) as connection:
+        assert Keys(connection).find(key)
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+
+
+@pytest.mark.parametrize("version", range(len(MIGRATIONS)))
+def test_every_earlier_version_of_the_tables_becomes_this_one(
+    tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(database, "MIGRATIONS", MIGRATIONS[:version])
+        open_database(tmp_path).close()
+    with closing(open_database(tmp_path)) as connection:
+        Timeline(connection).retire(A)
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert {"sandboxes", "events", "keys", "retired"} <= tables
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(database, "MIGRATIONS", (*MIGRATIONS, "CREATE TABLE extra (id TEXT); CREATE NONSENSE"))
+        with pytest.raises(AtollError):
+            open_database(tmp_path)
+    with closing(open_database(tmp_path)) as connection:
+        assert connection.execute("SELECT * FROM sqlite_master WHERE name = 'extra'").fetchone() is None
+
+
+@pytest.mark.parametrize("damage", ["newer", "noise", "directory"])
+def test_a_database_that_cannot_be_used_is_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / NAME
+    match damage:
+        case "newer":
+            with closing(open_database(tmp_path)) as connection:
+                connection.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
+        case "noise":
+            path.write_bytes(b"not a database at all" * 1000)
+        case _:
+            path.mkdir()
+    with pytest.raises(AtollError) as caught:
+        open_database(tmp_path)
+    assert caught.value.code is ErrorCode.STATE_DIRECTORY_UNUSABLE
+    assert str(path) in caught.value.message
+    assert caught.value.remedy
