@@ -174,6 +174,17 @@ async def test_what_ended_while_no_server_ran_is_stopped_and_what_slept_still_sl
     await asleep.aclose()
 
 
+async def test_a_damaged_record_keeps_nobody_from_the_other_sandboxes(own_server: RunningServer) -> None:
+    await own_server.ask("PUT", "/v1/sandboxes/whole", {})
+    await own_server.end()
+    damaged = own_server.state / "records/damaged.json"
+    damaged.write_bytes(b"")
+    await own_server.start()
+    assert [info["id"] for info in (await own_server.ask("GET", "/v1/sandboxes")).json()["sandboxes"]] == ["whole"]
+    assert_is_problem(await own_server.ask("GET", "/v1/sandboxes/damaged"), "STATE_DIRECTORY_UNUSABLE")
+    damaged.unlink()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_server_that_is_told_to_end_does_and_its_sandboxes_live_on(
     own_server: RunningServer, number: signal.Signals

@@ -147,7 +147,8 @@ class Records:
             raise _damaged(path, cause) from cause
 
     def created(self) -> list[SandboxRecord]:
-        return [self.read(file.id) for file in self.files() if file.stage is Stage.CREATED]
+        """Those that can be read: a damaged one keeps its disk, and keeps nobody from the others."""
+        return [file.record for file in self.files() if file.stage is Stage.CREATED and file.record]
 
     def files(self) -> list[RecordFile]:
         """Everything that is there. What has no sandbox's name is nobody's record."""
