@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import select
+import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import atoll
 
@@ -156,9 +158,9 @@ async def main() -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as state, tempfile.TemporaryDirectory(dir="/run") as run:
         os.environ |= {"ATOLL_STATE_DIR": f"{state}/state", "ATOLL_RUNTIME_DIR": f"{run}/atoll"}
-        server = subprocess.Popen([sys.executable, "-m", "atoll.cli", "serve"], stderr=subprocess.DEVNULL)
         try:
-            asyncio.run(main())
+            asyncio.run(main())  # the first call starts the server
         finally:
-            server.terminate()
-            server.wait()
+            server = os.pidfd_open(int(Path(state, "state/lock").read_text()))
+            signal.pidfd_send_signal(server, signal.SIGTERM)
+            select.select([server], [], [])

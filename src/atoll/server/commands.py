@@ -6,7 +6,7 @@ import base64
 import binascii
 import codecs
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -115,7 +115,11 @@ async def stream(
     texts = {kind: codecs.getincrementaldecoder("utf-8")("replace") for kind in _STREAMS}
     if stdin is not None:
         call = msgspec.structs.replace(call, stdin=True)
-    async with actor.use(caller) as link, link.operation(call) as agent, agent.fed(stdin):
+    async with (
+        actor.use(caller) as link,
+        link.operation(call) as agent,
+        nullcontext() if stdin is None else agent.fed(stdin),
+    ):
         yield _event("start")
         try:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:

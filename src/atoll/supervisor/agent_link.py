@@ -122,8 +122,12 @@ class AgentLink:
         if call.max_output is None:
             call = msgspec.structs.replace(call, max_output=MAX_OUTPUT_KEPT)
         patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
-        async with self.operation(call) as connection, deadline(patience) as time, connection.fed(stdin):
-            return await collect(connection, call.max_output, time if call.session_id else None)
+        async with self.operation(call) as connection, deadline(patience) as time:
+            turns = time if call.session_id else None
+            if stdin is None:
+                return await collect(connection, call.max_output, turns)
+            async with connection.fed(stdin):
+                return await collect(connection, call.max_output, turns)
 
     def operation(self, call: Call) -> Operation:
         """A connection on which `call` has been sent, as a context manager."""
@@ -220,14 +224,13 @@ class AgentConnection(asyncio.Protocol):
         self._write(encode_frame(FrameKind.INPUT))
 
     @asynccontextmanager
-    async def fed(self, stdin: bytes | None) -> AsyncIterator[None]:
+    async def fed(self, stdin: bytes) -> AsyncIterator[None]:
         """Standard input goes out beside what is done in the block."""
-        feeder = asyncio.create_task(self.send_input(stdin)) if stdin is not None else None
+        feeder = asyncio.create_task(self.send_input(stdin))
         try:
             yield
         finally:
-            if feeder:
-                feeder.cancel()
+            feeder.cancel()
 
     async def send_frame(self, frame: Frame) -> None:
         await self._can_write.wait()

@@ -251,7 +251,7 @@ def set_hostname(name: str) -> None:
 
 def prctl(option: Prctl, value: int | bytes) -> None:
     argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
-    _check(_libc.prctl(ctypes.c_int(option), argument, _ZERO, _ZERO, _ZERO))
+    _check(_libc.prctl(int(option), argument, _ZERO, _ZERO, _ZERO))
 
 
 def set_capabilities(mask: int) -> None:
