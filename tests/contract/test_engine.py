@@ -20,7 +20,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
 from atoll.images.host import HostImage
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.ids import SandboxId
+from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
@@ -259,8 +259,9 @@ async def test_destroying_again_does_not_touch_the_next_of_that_name(own: Machin
 
 async def test_a_damaged_record_is_named(own: Machine, tmp_path: Path) -> None:
     (tmp_path / "state/records/odd.json").write_bytes(b"")
+    assert own.records() == []
     with pytest.raises(AtollError) as caught:
-        own.records()
+        own.record(parse_sandbox_id("odd"))
     assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
     assert "odd.json" in caught.value.message
 

@@ -327,6 +327,10 @@ def _write(tree: int, path: str, value: int | str) -> None:
     fd = _open(tree, path, os.O_WRONLY)
     try:
         os.write(fd, str(value).encode())
+    except OSError as cause:
+        if cause.errno == errno.ENODEV:  # as in _read
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from cause
+        raise
     finally:
         os.close(fd)
 
@@ -335,6 +339,10 @@ def _read(tree: int, path: str) -> str:
     fd = _open(tree, path, os.O_RDONLY)
     try:
         return os.read(fd, 65_536).decode()
+    except OSError as cause:
+        if cause.errno == errno.ENODEV:  # the group was removed after its file was opened
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from cause
+        raise
     finally:
         os.close(fd)
 
