@@ -132,6 +132,11 @@ class Execution:
             self._set_timer(call.timeout, self._time_out)
         runner.running.add(self)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was told to end, and has not yet."""
+        return self._is_ending
+
     def end(self) -> None:
         """Make it end, with all it has started. The result comes as always."""
         if not (self._is_ending or self._has_ended):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from atoll.agent.scratch import Scratch, ScratchDirectory
 
 MAX_SESSIONS = 64
+KILLED = 137  # by SIGKILL, as a shell counts
 
 
 class SessionRegistry:
@@ -231,6 +232,10 @@ class Session:
             operation.fail(_no_shell())
             self._start_next()
         else:
+            if operation.execution.is_ending and exit_code != KILLED:
+                # It ended of our interrupt, not because a command told it to; so all is kept.
+                self._files.remove(LAST)
+                self._keeps_all = True
             operation.execution.on_shell_end(exit_code, session_ended=not self._keeps_all)
 
     def _start_next(self) -> None:
