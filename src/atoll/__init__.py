@@ -29,10 +29,12 @@ if TYPE_CHECKING:
         CallerError,
         ErrorCode,
         FileMissingError,
+        FileProblemError,
         HostError,
         InternalError,
         InvalidKeyError,
         InvalidValueError,
+        IsADirectoryPathError,
         LimitReachedError,
         NoSpaceError,
         NotADirectoryPathError,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         NotFoundError,
         NotRootError,
         PortNotOpenError,
+        ProcessTimeoutError,
         SandboxError,
         ServerLostError,
     )
@@ -59,9 +62,9 @@ _PLACES = {
     "atoll.client_sync.sessions": "Session",
     "atoll.protocol.errors": """
         AccessError AgentLostError AgentMisbehavedError AgentTimeoutError AlreadyExistsError AtollError CallerError
-        ErrorCode FileMissingError HostError InternalError InvalidKeyError InvalidValueError LimitReachedError
-        NoSpaceError NotADirectoryPathError NotAvailableYetError NotFoundError NotRootError PortNotOpenError
-        SandboxError ServerLostError
+        ErrorCode FileMissingError FileProblemError HostError InternalError InvalidKeyError InvalidValueError
+        IsADirectoryPathError LimitReachedError NoSpaceError NotADirectoryPathError NotAvailableYetError NotFoundError
+        NotRootError PortNotOpenError ProcessTimeoutError SandboxError ServerLostError
     """,
     "atoll.protocol.limits": "Limits",
     "atoll.protocol.messages": "SessionInfo",
@@ -86,10 +89,12 @@ __all__ = [
     "ExecEvent",
     "ExecResult",
     "FileMissingError",
+    "FileProblemError",
     "HostError",
     "InternalError",
     "InvalidKeyError",
     "InvalidValueError",
+    "IsADirectoryPathError",
     "LimitReachedError",
     "Limits",
     "NoSpaceError",
@@ -98,6 +103,7 @@ __all__ = [
     "NotFoundError",
     "NotRootError",
     "PortNotOpenError",
+    "ProcessTimeoutError",
     "Sandbox",
     "SandboxError",
     "SandboxEvent",

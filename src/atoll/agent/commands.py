@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING
 from atoll.agent.guard import SpawnGuard
 from atoll.agent.process_tree import BirthClock, CommandTree
 from atoll.agent.spawn import Environment, Pipes, check_words, spawn
-from atoll.agent.streams import CommandOwner, Drains, Streams
+from atoll.agent.streams import Drains, Streams
 from atoll.protocol.messages import DEFAULT_DIRECTORY, TIMED_OUT_EXIT_CODE, Exec, ExecDone, ExecShell
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
+    from atoll.agent.operations import Owner
     from atoll.agent.reaper import Reaper
 
 KILL_GRACE_SECONDS = 0.5
@@ -53,7 +54,7 @@ class CommandRunner:
         os.close(self._oom_score)
         self.births.close()
 
-    def operation(self, call: Exec, owner: CommandOwner) -> PlainOperation:
+    def operation(self, call: Exec, owner: Owner) -> PlainOperation:
         check_words(call)
         return PlainOperation(self, call, owner)
 
@@ -94,25 +95,41 @@ def take_first(pid: int) -> None:
             os.close(score)
 
 
-class PlainOperation:
-    """A command that waits for nobody."""
+class CommandOperation:
+    """An operation that is a command. Its streams are there before it starts."""
 
-    def __init__(self, runner: CommandRunner, call: Exec, owner: CommandOwner) -> None:
-        self._runner = runner
-        self._call = call
+    def __init__(self, runner: CommandRunner, call: Exec | ExecShell, owner: Owner) -> None:
         self.streams = Streams(runner.drains, owner, call.max_output)
 
+    def pause(self) -> None:
+        self.streams.pause()
+
+    def resume(self) -> None:
+        self.streams.resume()
+
+    def feed(self, data: bytes) -> bool:
+        return self.streams.feed(data)
+
+    def done(self, done: ExecDone) -> None:
+        if self.streams.owner:
+            self.streams.owner.done(done)
+
+
+class PlainOperation(CommandOperation):
+    """A command that waits for nobody."""
+
+    def __init__(self, runner: CommandRunner, call: Exec, owner: Owner) -> None:
+        super().__init__(runner, call, owner)
+        self._runner = runner
+        self._call = call
+
     def begin(self) -> None:
-        self._command = self._runner.start(self._call, self.streams, self._on_done)
+        self._command = self._runner.start(self._call, self.streams, self.done)
 
     def cancel(self) -> None:
         """The owner is gone; so shall be the command."""
         self.streams.abandon()
         self._command.end()
-
-    def _on_done(self, done: ExecDone) -> None:
-        if self.streams.owner:
-            self.streams.owner.command_done(done)
 
 
 class Execution:

@@ -28,12 +28,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from atoll.agent.commands import CommandRunner
 from atoll.agent.loop import AgentLoop
+from atoll.agent.operations import Calls
 from atoll.agent.reaper import Reaper
 from atoll.agent.scratch import Scratch
 from atoll.agent.server import AgentServer, comes_from_outside
 from atoll.agent.sessions import SessionRegistry
 from atoll.agent.shell_script import RESTORE, STATES
 from atoll.agent.spawn import Environment
+from atoll.protocol.messages import PROTOCOL_VERSION, Ping, Pong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,7 +59,10 @@ class Agent:
         self._runner = CommandRunner(self.loop, self.reaper)
         self._scratch = Scratch(disposable=(*STATES, RESTORE))
         self._sessions = SessionRegistry(self._runner, self._scratch)
-        self.server = AgentServer(self._runner, self._sessions, admits)
+        calls = Calls()
+        calls.answers[Ping] = self._answer_ping
+        self._sessions.register(calls)
+        self.server = AgentServer(self.loop, calls, admits)
 
     def open(self, listener: socket.socket, scratch: int) -> None:
         """Get ready to serve the host on `listener`, an already listening Unix socket.
@@ -72,6 +77,9 @@ class Agent:
         self.loop.open()
         self.reaper.open()
         self.server.listen(listener)
+
+    def _answer_ping(self, call: Ping) -> Pong:
+        return Pong(protocol_version=PROTOCOL_VERSION, commands_running=len(self._runner.running))
 
     def close(self) -> None:
         """For rehearsals; an agent proper ends with its sandbox."""

@@ -13,28 +13,13 @@ import msgspec
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameDecoder, FrameError, FrameKind, encode_frame
-from atoll.protocol.messages import (
-    PROTOCOL_VERSION,
-    CreateSession,
-    DeleteSession,
-    Exec,
-    ExecDone,
-    ExecShell,
-    ListSessions,
-    Ping,
-    Pong,
-    Sessions,
-    SetEnvironment,
-    decode_call,
-    encode_message,
-)
+from atoll.protocol.messages import decode_call, encode_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atoll.agent.commands import CommandRunner, PlainOperation
-    from atoll.agent.sessions import SessionOperation, SessionRegistry
-    from atoll.protocol.messages import Call, Result
+    from atoll.agent.operations import Calls, Operation
+    from atoll.protocol.messages import Result
 
 MAX_CONNECTIONS = 512
 ACCEPTED_PER_TURN = 64
@@ -47,23 +32,20 @@ _PEER_CREDENTIALS = struct.Struct("3i")
 class AgentServer:
     """Takes connections, and has what they share. `admits` says who may connect."""
 
-    def __init__(
-        self, runner: CommandRunner, sessions: SessionRegistry, admits: Callable[[socket.socket], bool]
-    ) -> None:
-        self.runner = runner
-        self.sessions = sessions
+    def __init__(self, loop: asyncio.AbstractEventLoop, calls: Calls, admits: Callable[[socket.socket], bool]) -> None:
+        self.loop = loop
+        self.calls = calls
         self.admits = admits
         self.connections = 0
-        self._loop = runner.loop
         self._greetings: set[asyncio.Task[object]] = set()
 
     def listen(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self._listener = listener
-        self._loop.add_reader(listener, self._accept)
+        self.loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
-        self._loop.remove_reader(self._listener)
+        self.loop.remove_reader(self._listener)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_PER_TURN):
@@ -72,16 +54,16 @@ class AgentServer:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError:  # out of descriptors, say; whoever waits can wait a little longer
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(ACCEPT_PAUSE_SECONDS, self.listen, self._listener)
+                self.loop.remove_reader(self._listener)
+                self.loop.call_later(ACCEPT_PAUSE_SECONDS, self.listen, self._listener)
                 return
-            greeting = self._loop.create_task(self._greet(peer))
+            greeting = self.loop.create_task(self._greet(peer))
             self._greetings.add(greeting)
             greeting.add_done_callback(self._greetings.discard)
 
     async def _greet(self, peer: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: HostConnection(self), peer)
+            await self.loop.connect_accepted_socket(lambda: HostConnection(self), peer)
         except OSError:  # it is gone again
             peer.close()
 
@@ -91,11 +73,9 @@ class HostConnection(asyncio.Protocol):
 
     def __init__(self, server: AgentServer) -> None:
         self._server = server
-        self._runner = server.runner
-        self._sessions = server.sessions
         self._is_full = self._is_dismissed = False
         self._decoder = FrameDecoder()
-        self._operation: PlainOperation | SessionOperation | None = None
+        self._operation: Operation | None = None
         self._hang_up: HangUpWatch | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -128,31 +108,26 @@ class HostConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._is_full = True
         if self._operation:
-            self._operation.streams.pause()
+            self._operation.pause()
 
     def resume_writing(self) -> None:
         self._is_full = False
         if self._operation:
-            self._operation.streams.resume()
+            self._operation.resume()
 
-    def send_output(self, kind: FrameKind, data: bytes) -> None:
-        self._send(kind, data)
+    def send(self, kind: FrameKind, payload: bytes = b"") -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.write(encode_frame(kind, payload))
 
-    def command_waits(self) -> None:
-        self._send(FrameKind.WAITING)
-
-    def command_started(self) -> None:
-        self._send(FrameKind.STARTED)
-
-    def command_done(self, done: ExecDone) -> None:
+    def done(self, result: Result) -> None:
         self._operation = None
         self.input_drained()
-        self._send(FrameKind.DONE, encode_message(done))
+        self.send(FrameKind.DONE, encode_message(result))
 
-    def command_failed(self, cause: AtollError) -> None:
+    def fail(self, cause: AtollError) -> None:
         self._operation = None
         self.input_drained()
-        self._fail(cause)
+        self._say(cause)
 
     def input_drained(self) -> None:
         if self._hang_up and self._transport:
@@ -164,61 +139,40 @@ class HostConnection(asyncio.Protocol):
             case FrameKind.CALL if self._operation is None:
                 self._on_call(payload)
             case FrameKind.INPUT if self._operation is not None:
-                if not self._operation.streams.feed(payload):
+                if not self._operation.feed(payload):
                     self._stop_reading()
             case FrameKind.INPUT:
-                pass  # the command ended while its input was on the way
+                pass  # the operation ended while its input was on the way
             case _:
                 raise FrameError(f"a {kind.name} frame has no place here")
 
     def _on_call(self, payload: bytes) -> None:
         try:
-            match decode_call(payload):
-                case Exec(session_id=None) as call:
-                    self._begin(self._runner.operation(call, self))
-                case Exec() | ExecShell() as call:
-                    self._begin(self._sessions.operation(call, self))
-                case call:
-                    self._send(FrameKind.DONE, encode_message(self._answer(call)))
+            call = decode_call(payload)
+            if begin := self._server.calls.operations.get(type(call)):
+                self._begin(begin(call, self))
+            else:
+                self.done(self._server.calls.answers[type(call)](call))
         except AtollError as cause:
-            self.command_failed(cause)
+            self.fail(cause)
         except msgspec.MsgspecError as cause:
             message = f"the agent cannot read this call: {cause}"
-            self._fail(error(ErrorCode.INVALID_REQUEST, message, remedy="Use the SDK of the same version."))
+            self._say(error(ErrorCode.INVALID_REQUEST, message, remedy="Use the SDK of the same version."))
 
-    def _begin(self, operation: PlainOperation | SessionOperation) -> None:
+    def _begin(self, operation: Operation) -> None:
         self._operation = operation
         if self._is_full:  # the host has not read the answer before this one
-            operation.streams.pause()
+            operation.pause()
         operation.begin()
 
-    def _answer(self, call: Call) -> Result:
-        match call:
-            case CreateSession():
-                return self._sessions.create(call)
-            case DeleteSession():
-                return self._sessions.delete(call.session_id)
-            case ListSessions():
-                return Sessions(sessions=self._sessions.list())
-            case SetEnvironment():
-                self._sessions.set_environment(call.env)
-                return Sessions(sessions=self._sessions.list())
-            case Ping():
-                return Pong(protocol_version=PROTOCOL_VERSION, commands_running=len(self._runner.running))
-        raise error(ErrorCode.INVALID_REQUEST, f"the agent has no answer to {type(call).__name__}")
-
-    def _fail(self, cause: AtollError) -> None:
-        self._send(FrameKind.FAILED, encode_message(cause.to_body()))
-
-    def _send(self, kind: FrameKind, payload: bytes = b"") -> None:
-        if self._transport and not self._transport.is_closing():
-            self._transport.write(encode_frame(kind, payload))
+    def _say(self, cause: AtollError) -> None:
+        self.send(FrameKind.FAILED, encode_message(cause.to_body()))
 
     def _dismiss(self, cause: AtollError) -> None:
         """Say why, and nothing more. The peer closes: if we did, with bytes of its own unread, it might miss it."""
         self._is_dismissed = True
         self._cancel()
-        self._fail(cause)
+        self._say(cause)
         if self._transport:
             self._transport.write_eof()
 
@@ -228,11 +182,11 @@ class HostConnection(asyncio.Protocol):
             self._operation = None
 
     def _stop_reading(self) -> None:
-        """The command reads slowly; the host shall wait. Only its departure must still be noticed."""
+        """The operation reads slowly; the host shall wait. Only its departure must still be noticed."""
         if self._transport and not self._hang_up:
             self._transport.pause_reading()
             peer = self._transport.get_extra_info("socket").fileno()
-            self._hang_up = HangUpWatch(self._runner.loop, peer, self._transport)
+            self._hang_up = HangUpWatch(self._server.loop, peer, self._transport)
 
     def _stop_watching(self) -> None:
         if self._hang_up:
@@ -244,14 +198,14 @@ class HangUpWatch:
     """Aborts a transport whose peer is gone although we do not read from it, which asyncio alone would not see."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, transport: asyncio.Transport) -> None:
-        self._loop = loop
+        self.loop = loop
         self._epoll = select.epoll(1)
         self._fd = os.dup(fd)  # a registration ends with its descriptor, and asyncio may close its own first
         self._epoll.register(self._fd, select.EPOLLRDHUP)
         loop.add_reader(self._epoll.fileno(), transport.abort)
 
     def close(self) -> None:
-        self._loop.remove_reader(self._epoll.fileno())
+        self.loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         os.close(self._fd)
 

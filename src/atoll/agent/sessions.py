@@ -16,30 +16,36 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from atoll.agent.commands import Command
+from atoll.agent.commands import Command, CommandOperation
 from atoll.agent.shell import NOT_STARTED, Shell
 from atoll.agent.shell_command import CommandFiles, ShellCommand, write_lines
 from atoll.agent.shell_script import COMPLETE, ENDED_IN, INIT, KEPT_IN, LAST, RESTORE, STATES, is_variable_name
 from atoll.agent.spawn import Environment, check_call, check_words, enter, invalid_command
-from atoll.agent.streams import CommandOwner, Streams
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.frames import FrameKind
 from atoll.protocol.ids import parse_session_id
 from atoll.protocol.messages import (
     DEFAULT_DIRECTORY,
     DEFAULT_SESSION,
     CreateSession,
+    DeleteSession,
     Exec,
     ExecDone,
     ExecShell,
+    ListSessions,
     SessionInfo,
+    Sessions,
+    SetEnvironment,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from atoll.agent.commands import CommandRunner
+    from atoll.agent.operations import Calls, Operation, Owner
     from atoll.agent.scratch import Scratch, ScratchDirectory
+    from atoll.agent.streams import Streams
 
 MAX_SESSIONS = 64
 KILLED = 137  # by SIGKILL, as a shell counts
@@ -52,6 +58,14 @@ class SessionRegistry:
         self._runner = runner
         self._scratch = scratch
         self._sessions: dict[str, Session] = {}
+
+    def register(self, calls: Calls) -> None:
+        calls.operations[Exec] = self._exec
+        calls.operations[ExecShell] = self.operation
+        calls.answers[CreateSession] = self.create
+        calls.answers[DeleteSession] = lambda call: self.delete(call.session_id)
+        calls.answers[ListSessions] = lambda call: Sessions(sessions=self.list())
+        calls.answers[SetEnvironment] = lambda call: self.set_environment(call.env)
 
     def create(self, call: CreateSession) -> SessionInfo:
         parse_session_id(call.session_id)
@@ -73,15 +87,19 @@ class SessionRegistry:
     def list(self) -> list[SessionInfo]:
         return [session.info for session in self._sessions.values()]
 
-    def set_environment(self, env: Mapping[str, str | None]) -> None:
+    def set_environment(self, env: Mapping[str, str | None]) -> Sessions:
         check_environment(env)
         merged = self._runner.env.merged(env)
         check_environment(merged)
         self._runner.env = Environment(merged)
         for session in self._sessions.values():
             session.set_environment(env)
+        return Sessions(sessions=self.list())
 
-    def operation(self, call: Exec | ExecShell, owner: CommandOwner) -> SessionOperation:
+    def _exec(self, call: Exec, owner: Owner) -> Operation:
+        return self._runner.operation(call, owner) if call.session_id is None else self.operation(call, owner)
+
+    def operation(self, call: Exec | ExecShell, owner: Owner) -> SessionOperation:
         match call:
             case Exec():
                 check_words(call)
@@ -115,13 +133,13 @@ class SessionRegistry:
         return session
 
 
-class SessionOperation:
-    """A command on its way through a session. Its streams are there before its turn comes."""
+class SessionOperation(CommandOperation):
+    """A command on its way through a session."""
 
-    def __init__(self, session: Session, call: Exec | ExecShell, owner: CommandOwner) -> None:
+    def __init__(self, session: Session, call: Exec | ExecShell, owner: Owner) -> None:
+        super().__init__(session.runner, call, owner)
         self.session = session
         self.call = call
-        self.streams = Streams(session.runner.drains, owner, call.max_output)
         self.has_waited = False
         self.execution: Command | ShellCommand | None = None
 
@@ -139,21 +157,17 @@ class SessionOperation:
     def wait(self) -> None:
         self.has_waited = True
         if self.streams.owner:
-            self.streams.owner.command_waits()
+            self.streams.owner.send(FrameKind.WAITING)
 
     def started(self, execution: Command | ShellCommand) -> None:
         self.execution = execution
         if self.has_waited and self.streams.owner:
-            self.streams.owner.command_started()
-
-    def done(self, done: ExecDone) -> None:
-        if self.streams.owner:
-            self.streams.owner.command_done(done)
+            self.streams.owner.send(FrameKind.STARTED)
 
     def fail(self, cause: AtollError) -> None:
         self.streams.close()
         if self.streams.owner:
-            self.streams.owner.command_failed(cause)
+            self.streams.owner.fail(cause)
 
 
 class Session:

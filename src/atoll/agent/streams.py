@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from atoll.protocol.frames import FrameKind
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from atoll.protocol.errors import AtollError
-    from atoll.protocol.messages import ExecDone
+    from atoll.agent.operations import Owner
 
 READ_SIZE = 64 * 1024
 MAX_DRAINED_PIPES = 256
@@ -25,22 +24,11 @@ INPUT_HELD = 256 * 1024
 MAX_LEFT_IN_PIPE = 2**20  # the largest a pipe may be made without privileges
 
 
-class CommandOwner(Protocol):
-    """Who asked for a command and gets what comes of it."""
-
-    def send_output(self, kind: FrameKind, data: bytes) -> None: ...
-    def command_waits(self) -> None: ...
-    def command_started(self) -> None: ...
-    def command_done(self, done: ExecDone) -> None: ...
-    def command_failed(self, cause: AtollError) -> None: ...
-    def input_drained(self) -> None: ...
-
-
 class Streams:
     """Standard input, output and error of one command, and the owner they lead to until it leaves."""
 
-    def __init__(self, drains: Drains, owner: CommandOwner, max_output: int | None) -> None:
-        self.owner: CommandOwner | None = owner
+    def __init__(self, drains: Drains, owner: Owner, max_output: int | None) -> None:
+        self.owner: Owner | None = owner
         self.truncated = False
         self._loop = drains.loop
         self._drains = drains
@@ -110,7 +98,7 @@ class Streams:
             data = data[:allowed]
             self._allowance[kind] = allowed - len(data)
         if data and self.owner:
-            self.owner.send_output(kind, data)
+            self.owner.send(kind, data)
 
 
 class InputPipe:

@@ -201,6 +201,8 @@ class Output:
 
     def take(self, frame: Frame) -> str:
         """Keep what came, and return what can be read of it so far."""
+        if frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR):
+            raise misbehaved(f"a {frame.kind.name} frame came")
         stream = self.stdout if frame.kind is FrameKind.STDOUT else self.stderr
         if stream.left is not None:
             stream.left -= len(frame.payload)

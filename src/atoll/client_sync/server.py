@@ -108,6 +108,7 @@ class Server:
 
 
 QUEUEING = (FrameKind.WAITING, FrameKind.STARTED)  # others of the session come first, and then its turn has come
+ANSWERING = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA, FrameKind.EVENT, *QUEUEING)
 
 
 class Frames:
@@ -129,7 +130,7 @@ class Frames:
         while not self._frames:
             chunk = self._response.next_chunk()
             if not chunk:
-                raise self._server.transport.lost("ended its answer before the command's result")
+                raise self._server.transport.lost("ended its answer before the result")
             self._feed(chunk)
         frame = self._frames.popleft()
         if frame.kind is FrameKind.FAILED:
@@ -137,7 +138,7 @@ class Frames:
             raise from_body(self.decode(decode_error, frame))
         if frame.kind is FrameKind.DONE:
             self._response.finish()
-        elif frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR, *QUEUEING):
+        elif frame.kind not in ANSWERING:
             raise misbehaved(f"a {frame.kind.name} frame came")
         return frame
 

@@ -36,7 +36,22 @@ class ErrorCode(StrEnum):
     COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
     FILE_NOT_FOUND = "FILE_NOT_FOUND"
     NOT_DIRECTORY = "NOT_DIRECTORY"
+    IS_DIRECTORY = "IS_DIRECTORY"
+    FILE_EXISTS = "FILE_EXISTS"
+    DIRECTORY_NOT_EMPTY = "DIRECTORY_NOT_EMPTY"
+    NOT_A_FILE = "NOT_A_FILE"
+    FILE_TOO_LARGE = "FILE_TOO_LARGE"
+    NAME_TOO_LONG = "NAME_TOO_LONG"
+    TOO_MANY_LINKS = "TOO_MANY_LINKS"
+    READ_ONLY = "READ_ONLY"
     PERMISSION_DENIED = "PERMISSION_DENIED"
+    INVALID_PATH = "INVALID_PATH"
+    UNSAFE_ARCHIVE = "UNSAFE_ARCHIVE"
+    PROCESS_NOT_FOUND = "PROCESS_NOT_FOUND"
+    PROCESS_EXISTS = "PROCESS_EXISTS"
+    INVALID_PROCESS_ID = "INVALID_PROCESS_ID"
+    INVALID_SIGNAL = "INVALID_SIGNAL"
+    TERMINAL_NOT_FOUND = "TERMINAL_NOT_FOUND"
     ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
     METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
     NOT_ACCEPTABLE = "NOT_ACCEPTABLE"
@@ -49,6 +64,14 @@ class ErrorCode(StrEnum):
     # Something happened to, or inside, the sandbox.
     PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED"
     TOO_MANY_SESSIONS = "TOO_MANY_SESSIONS"
+    TOO_MANY_PROCESSES = "TOO_MANY_PROCESSES"
+    TOO_MANY_TERMINALS = "TOO_MANY_TERMINALS"
+    TOO_MANY_FILES = "TOO_MANY_FILES"
+    RESOURCE_BUSY = "RESOURCE_BUSY"
+    FILESYSTEM_ERROR = "FILESYSTEM_ERROR"
+    PROCESS_READY_TIMEOUT = "PROCESS_READY_TIMEOUT"
+    PROCESS_EXITED_BEFORE_READY = "PROCESS_EXITED_BEFORE_READY"
+    PROCESS_EXIT_TIMEOUT = "PROCESS_EXIT_TIMEOUT"
     SANDBOX_NOT_RUNNING = "SANDBOX_NOT_RUNNING"
     SANDBOX_NOT_FROZEN = "SANDBOX_NOT_FROZEN"
     PORT_NOT_OPEN = "PORT_NOT_OPEN"
@@ -87,6 +110,19 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
+_ERRNO = {
+    ErrorCode.DIRECTORY_NOT_EMPTY: errno.ENOTEMPTY,
+    ErrorCode.NOT_A_FILE: errno.EINVAL,
+    ErrorCode.FILE_TOO_LARGE: errno.EFBIG,
+    ErrorCode.NAME_TOO_LONG: errno.ENAMETOOLONG,
+    ErrorCode.TOO_MANY_LINKS: errno.ELOOP,
+    ErrorCode.READ_ONLY: errno.EROFS,
+    ErrorCode.TOO_MANY_FILES: errno.EMFILE,
+    ErrorCode.RESOURCE_BUSY: errno.EBUSY,
+    ErrorCode.FILESYSTEM_ERROR: errno.EIO,
+}
+
+
 class AtollError(Exception):
     """Everything Atoll raises on purpose."""
 
@@ -106,8 +142,9 @@ class AtollError(Exception):
         self.message = message
         self.context: Context = context or {}
         self.remedy = remedy
-        if self.errno_value is not None:
-            setattr(self, "errno", self.errno_value)  # noqa: B010 (only some branches are an OSError, and have it)
+        number = _ERRNO.get(self.code, self.errno_value)
+        if number is not None:
+            setattr(self, "errno", number)  # noqa: B010 (only some branches are an OSError, and have it)
 
     def __str__(self) -> str:
         text = f"{self.message} [{self.code}]"
@@ -159,6 +196,17 @@ class NotADirectoryPathError(CallerError, NotADirectoryError):
     errno_value = errno.ENOTDIR
 
 
+class IsADirectoryPathError(CallerError, IsADirectoryError):
+    code = ErrorCode.IS_DIRECTORY
+    errno_value = errno.EISDIR
+
+
+class FileProblemError(CallerError, OSError):
+    """What the file system refuses and Python has no class for: `code` and `errno` tell."""
+
+    code = ErrorCode.FILESYSTEM_ERROR
+
+
 class AccessError(CallerError, PermissionError):
     code = ErrorCode.PERMISSION_DENIED
     errno_value = errno.EACCES
@@ -166,6 +214,13 @@ class AccessError(CallerError, PermissionError):
 
 class LimitReachedError(SandboxError):
     code = ErrorCode.PROCESS_LIMIT_REACHED
+
+
+class ProcessTimeoutError(SandboxError, TimeoutError):
+    """A background process did not get ready, or did not end, in the time it was given."""
+
+    code = ErrorCode.PROCESS_READY_TIMEOUT
+    errno_value = errno.ETIMEDOUT
 
 
 class AgentLostError(SandboxError, ConnectionError):
@@ -233,6 +288,29 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.COMMAND_NOT_FOUND: FileMissingError,
     ErrorCode.FILE_NOT_FOUND: FileMissingError,
     ErrorCode.NOT_DIRECTORY: NotADirectoryPathError,
+    ErrorCode.IS_DIRECTORY: IsADirectoryPathError,
+    ErrorCode.FILE_EXISTS: AlreadyExistsError,
+    ErrorCode.DIRECTORY_NOT_EMPTY: FileProblemError,
+    ErrorCode.NOT_A_FILE: FileProblemError,
+    ErrorCode.FILE_TOO_LARGE: FileProblemError,
+    ErrorCode.NAME_TOO_LONG: FileProblemError,
+    ErrorCode.TOO_MANY_LINKS: FileProblemError,
+    ErrorCode.READ_ONLY: FileProblemError,
+    ErrorCode.TOO_MANY_FILES: FileProblemError,
+    ErrorCode.RESOURCE_BUSY: FileProblemError,
+    ErrorCode.FILESYSTEM_ERROR: FileProblemError,
+    ErrorCode.INVALID_PATH: InvalidValueError,
+    ErrorCode.UNSAFE_ARCHIVE: InvalidValueError,
+    ErrorCode.PROCESS_NOT_FOUND: NotFoundError,
+    ErrorCode.PROCESS_EXISTS: AlreadyExistsError,
+    ErrorCode.INVALID_PROCESS_ID: InvalidValueError,
+    ErrorCode.INVALID_SIGNAL: InvalidValueError,
+    ErrorCode.TERMINAL_NOT_FOUND: NotFoundError,
+    ErrorCode.TOO_MANY_PROCESSES: LimitReachedError,
+    ErrorCode.TOO_MANY_TERMINALS: LimitReachedError,
+    ErrorCode.PROCESS_READY_TIMEOUT: ProcessTimeoutError,
+    ErrorCode.PROCESS_EXIT_TIMEOUT: ProcessTimeoutError,
+    ErrorCode.PROCESS_EXITED_BEFORE_READY: SandboxError,
     ErrorCode.PERMISSION_DENIED: AccessError,
     ErrorCode.PROCESS_LIMIT_REACHED: LimitReachedError,
     ErrorCode.TOO_MANY_SESSIONS: LimitReachedError,

@@ -20,9 +20,11 @@ HEADER_SIZE = _HEADER.size
 
 class FrameKind(IntEnum):
     CALL = 1  # host → agent: what to do, a message
-    INPUT = 2  # host → agent: bytes for standard input; empty means end of file
+    INPUT = 2  # host → agent: bytes for the operation; empty means their end
     STDOUT = 16  # agent → host: bytes as they were written
     STDERR = 17
+    DATA = 18  # agent → host: bytes that are no command's output: a file, an archive, a terminal
+    EVENT = 19  # agent → host: one of several messages of an operation, before its DONE
     WAITING = 20  # agent → host: others of the session come first
     STARTED = 21  # agent → host: its turn has come; only after WAITING
     DONE = 30  # agent → host: the operation's result, a message; the connection is free for the next call

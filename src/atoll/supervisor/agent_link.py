@@ -345,8 +345,8 @@ async def collect(connection: AgentConnection, allowed: int | None, time: deadli
 
 
 def note_turn(frame: Frame, time: deadline | None) -> None:
-    if time is None:
-        raise AgentMisbehavedError("the agent lets a command wait that has no session", remedy="Stop the sandbox.")
+    if time is None or frame.kind not in (FrameKind.WAITING, FrameKind.STARTED):
+        raise AgentMisbehavedError(f"the agent sent {frame.kind.name} for a command", remedy="Stop the sandbox.")
     if frame.kind is FrameKind.WAITING:
         time.stand_still()
     else:

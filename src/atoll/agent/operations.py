@@ -1,0 +1,50 @@
+"""What a connection and the operation it carries know of each other.
+
+A call is answered at once, by a function, or begins an operation: something that takes its time, may stream both ways,
+and is cancelled when its connection closes. Each noun registers its calls with `Calls`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atoll.protocol.errors import AtollError
+    from atoll.protocol.frames import FrameKind
+    from atoll.protocol.messages import Result
+
+
+class Owner(Protocol):
+    """Who asked for an operation and gets what comes of it. After `done` or `fail` it hears no more."""
+
+    def send(self, kind: FrameKind, payload: bytes = b"") -> None: ...
+    def done(self, result: Result) -> None: ...
+    def fail(self, cause: AtollError) -> None: ...
+    def input_drained(self) -> None:
+        """More may be fed, after `feed` has said to wait."""
+
+
+class Operation(Protocol):
+    def begin(self) -> None:
+        """May be over when this returns. What it raises is the operation's error."""
+
+    def cancel(self) -> None:
+        """The owner is gone."""
+
+    def pause(self) -> None:
+        """The owner takes no more, until `resume`. What is sent nevertheless is kept in memory."""
+
+    def resume(self) -> None: ...
+
+    def feed(self, data: bytes) -> bool:
+        """Bytes from the owner, none for their end. False: wait for `input_drained` before more comes."""
+
+
+class Calls:
+    """What an agent can be asked, by the type of the call."""
+
+    def __init__(self) -> None:
+        self.answers: dict[type, Callable[[Any], Result]] = {}
+        self.operations: dict[type, Callable[[Any, Owner], Operation]] = {}
