@@ -389,7 +389,7 @@ async def test_an_answer_without_a_result_is_a_lost_server(half: Half, stub: Con
         conversation.end()
 
     stub.on_call = agent
-    with pytest.raises(ConnectionError, match="before the command's result"):
+    with pytest.raises(ConnectionError, match="before the result"):
         await half.run(sandbox_of(half, stub).exec, "x")
 
 

@@ -1,0 +1,269 @@
+"""Files: what a host asks of an agent, and what both say about them.
+
+Names in a file system are bytes. They travel as bytes, and users see them as Python's `os` module shows them: text,
+with lone surrogates where the bytes are not UTF-8. A path that is not absolute counts from a session's directory.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from enum import Enum
+
+import msgspec
+
+from atoll.protocol.errors import ErrorCode, error
+
+MAX_PATH = 4096  # the kernel's own limit, with the NUL at the end
+MAX_MODE = 0o7777
+
+
+class FileType(Enum):
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    FIFO = "fifo"
+    SOCKET = "socket"
+    DEVICE = "device"
+
+
+class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Something in a directory. `target` is where a symbolic link points."""
+
+    raw_path: bytes  # absolute
+    type: FileType
+    size: int
+    mode: int  # permissions only
+    modified_at: datetime
+    uid: int = 0
+    gid: int = 0
+    raw_target: bytes | None = None
+
+    @property
+    def path(self) -> str:
+        return os.fsdecode(self.raw_path)
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def target(self) -> str | None:
+        return None if self.raw_target is None else os.fsdecode(self.raw_target)
+
+    @property
+    def is_directory(self) -> bool:
+        return self.type is FileType.DIRECTORY
+
+    def __repr__(self) -> str:
+        return f"FileInfo({self.path!r}, {self.type.value}, size={self.size}, mode={self.mode:#o})"
+
+
+class FileCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What all calls about files have: relative paths count from this session's directory."""
+
+    session_id: str | None = None
+
+
+class ReadFile(FileCall, frozen=True, kw_only=True, tag="read_file"):
+    """EVENT FileInfo; DATA with the bytes from `offset` on, `length` at most; DONE FileDone.
+
+    What has no size of its own, such as a file in /proc, is read to its end; a FIFO, a socket or a terminal is
+    NOT_A_FILE.
+    """
+
+    path: bytes
+    offset: int = 0
+    length: int | None = None
+
+
+class WriteFile(FileCall, frozen=True, kw_only=True, tag="write_file"):
+    """INPUT with the bytes, an empty one at the end; DONE FileInfo. Until then nobody sees any of it.
+
+    Directories on the way are made. What was there keeps its mode and owner unless `mode` is given; a symbolic link is
+    followed. With `sync` the answer waits for the disk. With `exclusive` what exists already is FILE_EXISTS.
+    """
+
+    path: bytes
+    mode: int | None = None
+    sync: bool = False
+    exclusive: bool = False
+
+
+class ListFiles(FileCall, frozen=True, kw_only=True, tag="list_files"):
+    """EVENT FileList, as many as it takes, sorted by name within each directory; DONE FileDone with their number.
+
+    Links are listed, not followed. What vanishes meanwhile is left out.
+    """
+
+    path: bytes
+    recursive: bool = False
+    include_hidden: bool = False
+
+
+class StatFile(FileCall, frozen=True, kw_only=True, tag="stat_file"):
+    """DONE FileInfo, of what a link points to unless `follow` is False."""
+
+    path: bytes
+    follow: bool = True
+
+
+class MakeDirectory(FileCall, frozen=True, kw_only=True, tag="make_directory"):
+    """DONE FileInfo. With `recursive` parents are made, and one that exists is fine."""
+
+    path: bytes
+    recursive: bool = False
+    mode: int = 0o755
+
+
+class DeleteFile(FileCall, frozen=True, kw_only=True, tag="delete_file"):
+    """DONE FileDone. Anything but a directory; a link itself, not what it points to."""
+
+    path: bytes
+
+
+class DeleteDirectory(FileCall, frozen=True, kw_only=True, tag="delete_directory"):
+    """DONE FileDone with the number of entries removed. Without `recursive` it must be empty. No link is followed."""
+
+    path: bytes
+    recursive: bool = True
+
+
+class MoveFile(FileCall, frozen=True, kw_only=True, tag="move_file"):
+    """DONE FileInfo of where it is now. `into_directory`: a target that is a directory takes it in, as mv does.
+
+    Also across file systems. A file that is in the way is replaced.
+    """
+
+    source: bytes
+    target: bytes
+    into_directory: bool = False
+
+
+class CopyFile(FileCall, frozen=True, kw_only=True, tag="copy_file"):
+    """DONE FileInfo of the copy, which appears as a whole, keeps mode and holes, and replaces a file in the way."""
+
+    source: bytes
+    target: bytes
+
+
+class ChangeMode(FileCall, frozen=True, kw_only=True, tag="change_mode"):
+    """DONE FileInfo."""
+
+    path: bytes
+    mode: int
+
+
+class PackFiles(FileCall, frozen=True, kw_only=True, tag="pack_files"):
+    """DATA with a tar archive; DONE FileDone with the number of entries.
+
+    A directory's entries are named from within it ("." is the directory itself); a file is one entry with its own name.
+    Sockets, FIFOs and devices are left out.
+    """
+
+    path: bytes
+
+
+class UnpackFiles(FileCall, frozen=True, kw_only=True, tag="unpack_files"):
+    """INPUT with a tar archive as PackFiles makes it, then an empty one; DONE FileDone with the number of entries.
+
+    `path` is the directory they go into; it is made if need be. An archive that could write anywhere else is
+    UNSAFE_ARCHIVE, and what came before the unsafe entry stays.
+    """
+
+    path: bytes
+
+
+class WatchFiles(FileCall, frozen=True, kw_only=True, tag="watch_files"):
+    """EVENT FileChanges, the first of them empty as soon as watching has begun, until cancelled.
+
+    `include` and `exclude` are shell patterns, matched against the path from the watched directory and the name.
+    """
+
+    path: bytes
+    recursive: bool = True
+    include: list[bytes] = []
+    exclude: list[bytes] = []
+
+
+class FileList(msgspec.Struct, frozen=True, kw_only=True):
+    files: list[FileInfo]
+
+
+class FileDone(msgspec.Struct, frozen=True, kw_only=True):
+    """`count`: bytes or entries, as the call says."""
+
+    count: int = 0
+
+
+class ChangeType(Enum):
+    CREATE = "create"
+    MODIFY = "modify"
+    DELETE = "delete"
+    MOVE = "move"
+    OVERFLOW = "overflow"  # so much happened at once that some of it is not known: look for yourself
+
+
+class FileChange(msgspec.Struct, frozen=True, kw_only=True):
+    """`old_path` is where something that was moved within the watched directory came from."""
+
+    type: ChangeType
+    raw_path: bytes
+    is_directory: bool = False
+    raw_old_path: bytes | None = None
+
+    @property
+    def path(self) -> str:
+        return os.fsdecode(self.raw_path)
+
+    @property
+    def old_path(self) -> str | None:
+        return None if self.raw_old_path is None else os.fsdecode(self.raw_old_path)
+
+    def __repr__(self) -> str:
+        return f"FileChange({self.type.value}, {self.path!r})"
+
+
+class FileChanges(msgspec.Struct, frozen=True, kw_only=True):
+    changes: list[FileChange]
+
+
+def to_raw_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> bytes:
+    """A path as it travels, or a typed error."""
+    try:
+        raw = os.fsencode(path)
+    except (TypeError, UnicodeEncodeError) as cause:
+        remedy = "Give text, bytes or a path object."
+        raise error(ErrorCode.INVALID_PATH, f"{path!r:.200} is not a path", remedy=remedy) from cause
+    return check_path(raw)
+
+
+def check_path(path: bytes) -> bytes:
+    if not path or b"\0" in path:
+        remedy = "Give a path that is not empty and has no NUL in it."
+        raise error(ErrorCode.INVALID_PATH, f"{os.fsdecode(path)!r:.200} is not a path", remedy=remedy)
+    if len(path) >= MAX_PATH:
+        raise error(
+            ErrorCode.NAME_TOO_LONG,
+            f"{os.fsdecode(path)!r:.100} and so on has {len(path)} bytes; a path has {MAX_PATH - 1} at most",
+            remedy="Use a shorter path, or one relative to the session's directory.",
+        )
+    return path
+
+
+def check_mode(mode: object) -> int:
+    if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= MAX_MODE:
+        remedy = "Give a number such as 0o644."
+        raise error(ErrorCode.INVALID_REQUEST, f"mode={mode!r:.50} is not a file's mode", remedy=remedy)
+    return mode
+
+
+_file_info = msgspec.msgpack.Decoder(FileInfo)
+_file_list = msgspec.msgpack.Decoder(FileList)
+_file_done = msgspec.msgpack.Decoder(FileDone)
+_file_changes = msgspec.msgpack.Decoder(FileChanges)
+
+decode_file_info = _file_info.decode
+decode_file_list = _file_list.decode
+decode_file_done = _file_done.decode
+decode_file_changes = _file_changes.decode
