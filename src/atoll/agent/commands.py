@@ -170,7 +170,7 @@ class Execution:
     def _finish(self, exit_code: int, *, session_ended: bool = False) -> None:
         self._has_ended = True
         self._stop_timer()
-        self._streams.close()
+        self._streams.finish()
         self._runner.running.discard(self)
         self._on_done(
             ExecDone(
@@ -181,6 +181,7 @@ class Execution:
                 session_ended=session_ended,
             )
         )
+        self._streams.close()  # after the answer: nobody has to wait for this
 
     def _set_timer(self, seconds: float, action: Callable[[], None]) -> None:
         self._stop_timer()

@@ -80,11 +80,11 @@ def find_program(name: str, path: str) -> str:
     """Where `name` is, as execvp would find it: what cannot be executed is passed over."""
     if "/" in name:
         return name
-    candidates = [os.path.join(directory or ".", name) for directory in path.split(":")]
-    for candidate in candidates:
+    for directory in path.split(":"):
+        candidate = f"{directory or '.'}/{name}"
         if os.access(candidate, os.X_OK) and os.path.isfile(candidate):
             return candidate
-    if any(map(os.path.exists, candidates)):
+    if any(os.path.exists(f"{directory or '.'}/{name}") for directory in path.split(":")):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 

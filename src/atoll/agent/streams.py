@@ -68,15 +68,19 @@ class Streams:
         self.owner = None
         self.resume()
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """The command has ended: deliver what is left of it."""
         for fd, kind in self._outputs.items():
-            self._loop.remove_reader(fd)
             # Only about what is there now, which a pipe's size bounds: a background child may write for ever.
             allowed = MAX_LEFT_IN_PIPE
             while allowed > 0 and (data := read_now(fd)):
                 allowed -= len(data)
                 self._deliver(kind, data)
+
+    def close(self) -> None:
+        """Nothing more is delivered. What still comes is drained."""
+        for fd in self._outputs:
+            self._loop.remove_reader(fd)
             self._drains.take(fd)
         self._outputs.clear()
         self._input.close()
