@@ -20,7 +20,14 @@ from atoll.supervisor.machine import Machine
 from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_leaks
 
 IMAGES = ("host", "busybox")
+ALONE = {"contract", "hostile"}  # directories of tests that look for every left-over, or compare times
 _numbers = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in ALONE:
+            item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -192,7 +192,7 @@ def _mounts(everyone: Iterable[Process], around: Surroundings, devices: Iterable
 
 
 def _is_ours(text: str, around: Surroundings) -> bool:
-    return str(around.directory) in text and not any(str(shared) in text for shared in around.shared)
+    return f"{around.directory}/" in text and not any(str(shared) in text for shared in around.shared)
 
 
 def _groups(everyone: Iterable[Process], ours: set[int], ranges: UidRanges) -> Iterator[str]:

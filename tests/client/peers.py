@@ -202,10 +202,10 @@ class ContractServer(socketserver.ThreadingUnixStreamServer):
         self.server_close()
 
     def hang_up(self) -> None:
-        for connection in self.connections:
+        connections, self.connections = self.connections, []  # a client that notices may be back while we are here
+        for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self.connections.clear()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Whoever hangs up on us meant to."""
