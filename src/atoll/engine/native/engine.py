@@ -31,7 +31,7 @@ from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.rootfs import Overlay
 
 EMBRYOS = 2
-NURSERY = ("-OO", "-m", "atoll.engine.native.nursery")  # without docstrings, which every fork would map
+NURSERY = ("-OO", "-m", "atoll.engine.native")  # without docstrings, which every fork would map
 LAUNCH_ATTEMPTS = 3
 OOM_LOOKS, OOM_PAUSE_SECONDS = 10, 0.002
 SETTLE_SECONDS, SETTLE_PAUSE_SECONDS = 2.0, 0.005

@@ -4,8 +4,6 @@ It is exec'd, never forked from a server: what it has in memory every sandbox in
 a fork costs what the forking process weighs. It does not wait for a child to get ready before it makes the next, and
 while nobody asks for anything it prepares embryos (see launcher.py) for those who will.
 It ends when the engine's end of its socket closes; sandboxes live on.
-
-Started as `python -I -m atoll.engine.native.nursery FD`.
 """
 
 from __future__ import annotations
@@ -264,7 +262,3 @@ def main() -> None:
     syscalls.prctl(Prctl.SET_NAME, b"atoll-nursery")
     with suppress(BrokenPipeError, ConnectionResetError):
         open_nursery(engine).serve()
-
-
-if __name__ == "__main__":
-    main()
