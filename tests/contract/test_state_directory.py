@@ -20,12 +20,15 @@ from atoll.images.catalog import ImageCatalog
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import MAX_BYTES, MAX_CPUS, MAX_PIDS, Limits
+from atoll.protocol.sandboxes import SandboxOptions
 from atoll.storage.directory import DirectoryStorage
 from atoll.storage.pool import RESERVE, PoolStorage
 from atoll.store.database import NAME, open_database
 from atoll.store.keys import Keys
+from atoll.store.timeline import Timeline
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Findings
+from atoll.supervisor.roster import Roster
 from tests import kept
 from tests.contract.test_engine import leftovers, run
 
@@ -323,6 +326,20 @@ async def test_without_space_for_its_record_a_sandbox_is_ended_and_forgotten_lat
     await crowded.remove("one")
     assert not kept.stages(small_disk / "state")
     await crowded.destroy(await crowded.create("one", image="busybox", limits="lite"))
+
+
+async def test_a_removal_that_found_no_space_is_finished_by_asking_again(crowded: Machine, small_disk: Path) -> None:
+    async with Roster(crowded, Timeline(crowded.database)) as roster:
+        actor = roster.actor("one")
+        await actor.ensure(SandboxOptions(image="busybox", limits="lite"), "me")
+        filler = fill(small_disk, 0)
+        with pytest.raises(AtollError) as caught:
+            await actor.destroy("me")
+        assert caught.value.code == ErrorCode.NO_SPACE
+        filler.unlink()
+        await actor.destroy("me")
+        assert not kept.stages(small_disk / "state")
+        assert actor.events(0)[-1].what == "destroyed"
 
 
 async def test_a_state_directory_without_space_for_a_pool_says_so(small_disk: Path) -> None:

@@ -151,7 +151,7 @@ class SandboxActor:
 
     async def destroy(self, by: str) -> None:
         async with self._change():
-            if not self._machine.exists(self.name):
+            if not self._machine.is_on_record(self.name):
                 return
             if self._live is None:
                 await self._machine.remove(self.name)

@@ -215,6 +215,10 @@ class Machine:
     def exists(self, sandbox_id: SandboxId) -> bool:
         return self._records.exists(sandbox_id)
 
+    def is_on_record(self, sandbox_id: SandboxId) -> bool:
+        """Whether it exists, or its removal could not be finished."""
+        return self._records.is_taken(sandbox_id)
+
     def find(self, sandbox_id: SandboxId) -> SandboxRecord | None:
         return self._records.find(sandbox_id)
 
