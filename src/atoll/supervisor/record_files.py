@@ -1,8 +1,8 @@
 """Records as files, one each, which is how they were kept before there was a table: taken over into it, once.
 
 Rules:
-1. The rows are committed, and on the disk, before the directory is touched. A kill until then leaves the files to the
-   next, and what it finds in the table already, it leaves as it is.
+1. The rows are committed, and whole on the disk, before the directory is touched. A kill until then leaves the files to
+   the next, and what it finds in the table already, it leaves as it is.
 2. The directory is renamed before a file of it is removed: half of the records must never be taken for all of them,
    neither here nor by a version that knows no table.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from atoll.protocol.errors import cannot_write
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.store.database import Database
-from atoll.supervisor.records import Stage, decode_record, take_custody
+from atoll.supervisor.records import Stage, check_table, decode_record, take_custody
 
 DIRECTORY, TAKEN_OVER = "records", "records.taken-over"
 # In this order: where an id has several, what is created counts. Its disk could be made only because whatever was there
@@ -44,6 +44,7 @@ def _copy(files: Path, database: Database) -> None:
             database.execute("INSERT OR IGNORE INTO sandboxes VALUES (?, ?, ?)", (sandbox, stage.value, content))
         take_custody(database)
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    check_table(database)
 
 
 def _read(files: Path) -> Iterator[tuple[SandboxId, Stage, bytes]]:

@@ -88,7 +88,7 @@ class Records:
 
     def __init__(self, database: Database, *, has_disks: bool) -> None:
         self._database = database
-        _check(database)
+        check_table(database)
         if has_disks and not database.rows("SELECT * FROM custody"):
             raise _lost(database.path)
         take_custody(database)
@@ -108,7 +108,7 @@ class Records:
     def replace(self, record: SandboxRecord) -> None:
         """What is kept of a sandbox that was created, anew."""
         self._database.execute("UPDATE sandboxes SET record = ? WHERE id = ?", (_encode(record), record.id))
-        self._rows[record.id] = Row(id=record.id, stage=Stage.CREATED, record=record)
+        self._rows[record.id] = msgspec.structs.replace(self._rows[record.id], record=record)
 
     def begin_removal(self, sandbox: SandboxId) -> None:
         """From here on it is to be removed, by whoever comes next if not by us."""
@@ -167,6 +167,13 @@ def take_custody(database: Database) -> None:
     database.execute("INSERT INTO custody SELECT ? WHERE NOT EXISTS (SELECT * FROM custody)", values)
 
 
+def check_table(database: Database) -> None:
+    """A damaged table may seem to lack rows, and a disk without one is removed: so every page of it is looked at."""
+    said = [str(line) for (line,) in database.rows("PRAGMA quick_check(sandboxes)")]
+    if said != ["ok"]:
+        raise unusable(database.path, ValueError("; ".join(said)[:200]))
+
+
 def decode_record(content: bytes | str, sandbox: SandboxId) -> SandboxRecord:
     """Raises ValueError if it is not the record of this sandbox."""
     try:
@@ -190,13 +197,6 @@ def _read_row(name: str, stage: str, content: bytes | str) -> Row | None:
         # A stage that nobody knows asks for nothing to be removed.
         known = Stage(stage) if stage in list(Stage) else Stage.CREATED
         return Row(id=sandbox, stage=known, record=None, flaw=str(cause))
-
-
-def _check(database: Database) -> None:
-    """A damaged table may seem to lack rows, and a disk without one is removed: so every page of it is looked at."""
-    said = [str(line) for (line,) in database.rows("PRAGMA quick_check(sandboxes)")]
-    if said != ["ok"]:
-        raise unusable(database.path, ValueError("; ".join(said)[:200]))
 
 
 def _damaged(row: Row, path: Path) -> AtollError:
