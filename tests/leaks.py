@@ -14,6 +14,7 @@ import asyncio
 import ctypes
 import gc
 import os
+import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -27,11 +28,13 @@ from atoll.engine.native.cgroups import group_name, parse_mounts
 from atoll.engine.native.engine import EMBRYOS
 from atoll.engine.native.uid_ranges import UidRanges
 from atoll.engine.native.zygote import PROCESS_NAME as ZYGOTE
+from atoll.store.database import NAME as DATABASE
+from tests import kept
 
 PATIENCE_SECONDS = 20.0  # until something counts as left behind; what ends, ends in milliseconds
 PAUSE_SECONDS = 0.01
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-HALF_MADE = ("run/agents/*.sock", "state/pool.new", "state/records/*.making", "state/records/*.removing")
+HALF_MADE = ("run/agents/*.sock", "state/pool.new")
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -93,6 +96,7 @@ def look(around: Surroundings) -> set[Trace]:
         *(Trace("cgroup", name) for name in _groups(everyone, living, around.ranges)),
         *(Trace("descriptor", name) for name in _descriptors(around)),
         *(Trace("file", name) for name in _files(around)),
+        *(Trace("record", name) for name in _half_recorded(around)),
     }
 
 
@@ -219,3 +223,11 @@ def _files(around: Surroundings) -> Iterator[str]:
     """What a machine of the test's own should have removed."""
     for pattern in HALF_MADE:
         yield from glob(f"{around.test}/{pattern}")
+
+
+def _half_recorded(around: Surroundings) -> Iterator[str]:
+    """Sandboxes that a machine of the test's own should have finished making or removing."""
+    state = Path(f"{around.test}/state")
+    if (state / DATABASE).is_file():
+        with suppress(sqlite3.DatabaseError):  # damaged by the test
+            yield from (f"{name} {stage}" for name, stage in kept.stages(state).items() if stage != "created")

@@ -25,6 +25,7 @@ from atoll.engine.native import launcher
 from atoll.engine.native.engine import answers
 from atoll.protocol.errors import ErrorCode
 from atoll.supervisor.machine import Machine
+from tests import kept
 from tests.contract import dying_nursery, maker
 from tests.contract.dying_nursery import Trap
 from tests.contract.maker import CREATE_POINTS, REMOVE_POINTS
@@ -156,11 +157,11 @@ class Site:
                     await asyncio.sleep(0.001)
         self.trap.open()
 
-    def leftovers(self) -> list[Path]:
-        """Files of sandboxes, when there are none. Embryos have a socket each, and answer."""
-        places = ("state/disks", "state/records", "run/agents")
-        found = [path for place in places for path in (self.directory / place).iterdir()]
-        return [path for path in found if not (path.is_socket() and answers(path))]
+    def leftovers(self) -> list[Path | str]:
+        """Files and records of sandboxes, when there are none. Embryos have a socket each, and answer."""
+        found = [path for place in ("state/disks", "run/agents") for path in (self.directory / place).iterdir()]
+        files = [path for path in found if not (path.is_socket() and answers(path))]
+        return [*files, *kept.stages(self.directory / "state")]
 
 
 def is_alive(pid: int) -> bool:

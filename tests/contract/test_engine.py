@@ -20,11 +20,12 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
 from atoll.images.host import HostImage
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.ids import SandboxId, parse_sandbox_id
+from atoll.protocol.ids import SandboxId
 from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Findings
+from tests import kept
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ async def test_destroying_leaves_no_file_behind(own: Machine, tmp_path: Path) ->
     await run(live.agent_socket, "sh", "-c", "mkdir -p /a/b; echo x >/a/b/c; ln -s /etc/passwd /a/link; chmod 000 /a/b")
     await own.destroy(live)
     await own.destroy(live)
-    assert list((tmp_path / "state/disks").iterdir()) == list((tmp_path / "state/records").iterdir()) == []
+    assert not leftovers(tmp_path)
     assert Path("/etc/passwd").exists()
     live = await own.create("one", image="busybox")
     assert await run(live.agent_socket, "ls", "/") and not await run(live.agent_socket, "ls", "/workspace")
@@ -218,7 +219,7 @@ async def test_starts_cancelled_at_any_moment_leave_nothing(own: Machine, tmp_pa
         await asyncio.gather(task, return_exceptions=True)
         if task.done() and not task.cancelled() and not task.exception():
             await own.destroy(task.result())
-        assert not leftovers(own, tmp_path)
+        assert not leftovers(tmp_path)
     while len(children_of(nursery)) > 2:  # embryos
         await asyncio.sleep(0.01)
 
@@ -237,12 +238,12 @@ async def test_a_stopped_nursery_is_given_up(own: Machine, monkeypatch: pytest.M
 async def test_a_sandbox_whose_record_cannot_be_written_is_ended(own: Machine, tmp_path: Path) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
     nursery = nursery_of(own)
-    (tmp_path / "state/records").rename(tmp_path / "elsewhere")
+    own.database.execute("PRAGMA query_only=1")
     with pytest.raises(AtollError) as caught:
         await own.create("one", image="busybox")
     assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
-    (tmp_path / "elsewhere").rename(tmp_path / "state/records")
-    assert not leftovers(own, tmp_path)
+    own.database.execute("PRAGMA query_only=0")
+    assert not leftovers(tmp_path)
     while len(children_of(nursery)) > 2:
         await asyncio.sleep(0.01)
 
@@ -257,13 +258,23 @@ async def test_destroying_again_does_not_touch_the_next_of_that_name(own: Machin
     await own.destroy(second)
 
 
-async def test_a_damaged_record_is_named(own: Machine, tmp_path: Path) -> None:
-    (tmp_path / "state/records/odd.json").write_bytes(b"")
-    assert own.records() == []
-    with pytest.raises(AtollError) as caught:
-        own.record(parse_sandbox_id("odd"))
-    assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
-    assert "odd.json" in caught.value.message
+@pytest.mark.parametrize("stage", ["making", "created", "removing", "not a stage"])
+async def test_a_damaged_record_is_named(tmp_path: Path, stage: str) -> None:
+    async with Machine(tmp_path / "state", tmp_path / "run"):
+        pass
+    kept.put(tmp_path / "state", "odd", stage, b"{}")
+    async with Machine(tmp_path / "state", tmp_path / "run") as own:
+        assert own.findings == Findings(damaged=(SandboxId("odd"),))
+        assert own.records() == []
+        with pytest.raises(AtollError) as caught:
+            await own.create("odd", image="busybox")
+        assert caught.value.code == ErrorCode.SANDBOX_EXISTS
+        if stage not in ("making", "removing"):
+            with pytest.raises(AtollError) as caught:
+                own.record(SandboxId("odd"))
+            assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
+            assert "'odd'" in caught.value.message and "DELETE FROM" in caught.value.remedy
+    kept.remove(tmp_path / "state", "odd")
 
 
 async def test_a_private_umask_does_not_matter(tmp_path: Path, busybox_root: Path) -> None:
@@ -327,7 +338,7 @@ async def test_a_sandbox_whose_maker_was_killed_is_adopted_with_its_state(tmp_pa
         await own.destroy(again)
         with pytest.raises(LookupError):
             await own.adopt("left")
-        assert not leftovers(own, tmp_path)
+        assert not leftovers(tmp_path)
 
 
 async def test_a_sandbox_that_was_not_on_record_ends_with_its_maker(tmp_path: Path, busybox_root: Path) -> None:
@@ -377,8 +388,9 @@ async def test_uid_ranges_are_unique_on_the_machine_and_given_back_by_death(tmp_
 # Bad input: typed, with a remedy, and nothing half-made.
 
 
-def leftovers(machine: Machine, tmp_path: Path) -> list[Path]:
-    return [*(tmp_path / "state/disks").glob("*"), *(tmp_path / "state/records").glob("*")]
+def leftovers(directory: Path) -> list[str]:
+    """Disks and records, by id."""
+    return [*os.listdir(directory / "state/disks"), *kept.stages(directory / "state")]
 
 
 @pytest.mark.parametrize(
@@ -403,7 +415,7 @@ async def test_bad_input_is_refused_before_anything_is_made(
         await own.create(**({"sandbox_id": "fine", "image": "busybox"} | arguments))  # type: ignore[arg-type]
     assert caught.value.code == code
     assert caught.value.remedy
-    assert not leftovers(own, tmp_path)
+    assert not leftovers(tmp_path)
 
 
 async def test_an_unknown_image_lists_the_known(own: Machine) -> None:
@@ -434,7 +446,7 @@ async def test_an_image_that_cannot_be_idmapped_is_named(tmp_path: Path, busybox
                 await machine.create("one")
             assert caught.value.code == ErrorCode.LAYER_NOT_IDMAPPABLE
             assert "ext4" in caught.value.remedy
-            assert not leftovers(machine, tmp_path)
+            assert not leftovers(tmp_path)
             images.add("busybox", busybox_root)
             await machine.destroy(await machine.create("one", image="busybox"))
     finally:
@@ -473,4 +485,4 @@ async def test_a_nursery_that_cannot_open_says_why(tmp_path: Path) -> None:
             await machine.create("one")
         assert caught.value.code == ErrorCode.NURSERY_FAILED
         assert "No such file" in caught.value.message
-        assert not leftovers(machine, tmp_path)
+        assert not leftovers(tmp_path)

@@ -20,7 +20,8 @@ import pytest
 from atoll.engine.native.cgroups import group_name, open_cgroups
 from atoll.engine.native.uid_ranges import UidRanges
 from atoll.storage.pool import MIN_POOL, PoolStorage
-from tests import leaks
+from atoll.store.database import open_database
+from tests import kept, leaks
 from tests.leaks import Surroundings, Trace, look
 
 LEAKING = Path(__file__).with_name("leaking.py")
@@ -163,7 +164,7 @@ def test_a_descriptor_is_found(before: set[Trace], surroundings: Surroundings) -
     assert left == {"descriptor": [f"{fd} /dev/null"]}
 
 
-@pytest.mark.parametrize("name", ["run/agents/dead.sock", "state/pool.new", "state/records/one.making"])
+@pytest.mark.parametrize("name", ["run/agents/dead.sock", "state/pool.new"])
 def test_a_file_is_found(before: set[Trace], surroundings: Surroundings, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True)
@@ -171,6 +172,19 @@ def test_a_file_is_found(before: set[Trace], surroundings: Surroundings, tmp_pat
         listener.bind(str(path))
     assert found(before, surroundings) == {"file": [str(path)]}
     path.unlink()
+
+
+@pytest.mark.parametrize("stage", ["making", "removing"])
+def test_a_record_of_something_unfinished_is_found(
+    before: set[Trace], surroundings: Surroundings, tmp_path: Path, stage: str
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    open_database(state).close()
+    kept.put(state, "done", "created", b"")
+    kept.put(state, "one", stage, b"")
+    assert found(before, surroundings) == {"record": [f"one {stage}"]}
+    kept.remove(state, "one")
 
 
 def test_a_control_group_is_found(

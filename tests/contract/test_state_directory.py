@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from atoll.engine.base import LiveSandbox
 from atoll.engine.native import engine as engine_module
 from atoll.engine.native.engine import NativeEngine
+from atoll.images.catalog import ImageCatalog
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import MAX_BYTES, MAX_CPUS, MAX_PIDS, Limits
+from atoll.protocol.sandboxes import SandboxOptions
 from atoll.storage.directory import DirectoryStorage
 from atoll.storage.pool import RESERVE, PoolStorage
+from atoll.store.database import NAME, open_database
+from atoll.store.keys import Keys
+from atoll.store.timeline import Timeline
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Findings
+from atoll.supervisor.roster import Roster
+from tests import kept
 from tests.contract.test_engine import leftovers, run
 
 ONE = SandboxId("one")
@@ -60,25 +70,25 @@ async def test_a_killed_machine_has_the_directory_no_longer(tmp_path: Path) -> N
 
 
 async def test_a_damaged_record_keeps_its_disk_and_lets_the_machine_open(tmp_path: Path, busybox_root: Path) -> None:
-    path = tmp_path / "state/records/one.json"
     async with open_machine(tmp_path) as machine:
         machine.images.add("busybox", busybox_root)
         live = await machine.create("one", image="busybox")
         await run(live.agent_socket, "sh", "-c", "echo kept >/f")
         live.release()
-        content = path.read_bytes()
-        path.write_bytes(content[:40])
+    content = kept.content(tmp_path / "state", "one")
+    kept.put(tmp_path / "state", "one", "created", content[:40])
     async with open_machine(tmp_path) as machine:
         assert machine.findings == Findings(damaged=(ONE,))
         for attempt in (machine.adopt, machine.remove):
             with pytest.raises(AtollError) as caught:
                 await attempt("one")
             assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
-        path.write_bytes(content)
+    kept.put(tmp_path / "state", "one", "created", content)
+    async with open_machine(tmp_path) as machine:
         live = await machine.adopt("one")
         assert await run(live.agent_socket, "cat", "/f") == b"kept\n"
         await machine.destroy(live)
-        assert not leftovers(machine, tmp_path)
+        assert not leftovers(tmp_path)
 
 
 async def test_a_sandbox_that_ended_keeps_its_files(tmp_path: Path, busybox_root: Path) -> None:
@@ -93,23 +103,114 @@ async def test_a_sandbox_that_ended_keeps_its_files(tmp_path: Path, busybox_root
         with pytest.raises(FileExistsError):
             await machine.create("one", image="busybox")
         await machine.remove("one")
-        assert not leftovers(machine, tmp_path)
+        assert not leftovers(tmp_path)
 
 
-async def test_lost_records_do_not_cost_the_disks(tmp_path: Path) -> None:
+def lose(database: Path) -> None:
+    database.unlink()
+
+
+def lose_and_make_a_key(database: Path) -> None:
+    """Which makes a database, with no sandbox in it."""
+    database.unlink()
+    with closing(open_database(database.parent)) as new:
+        Keys(new).create("mine")
+
+
+def empty(database: Path) -> None:
+    database.write_bytes(b"")
+
+
+def truncate(database: Path) -> None:
+    os.truncate(database, database.stat().st_size - 4096)
+
+
+def scribble(database: Path) -> None:
+    database.write_bytes(b"not a database at all" * 1000)
+
+
+def drop_rows(database: Path) -> None:
+    """As if a page of the table had been written when it held nothing."""
+    with closing(sqlite3.connect(database)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'sandboxes'").fetchone()
+    with database.open("r+b") as file:
+        file.seek((page - 1) * 4096 + 3)  # of a page's header: how many cells it has
+        file.write(b"\0\0")
+
+
+@pytest.mark.parametrize("damage", [lose, lose_and_make_a_key, empty, truncate, scribble, drop_rows])
+async def test_a_lost_or_damaged_database_does_not_cost_the_disks(
+    tmp_path: Path, busybox_root: Path, damage: Callable[[Path], None]
+) -> None:
+    database, backup = tmp_path / "state" / NAME, tmp_path / "backup"
+    async with open_machine(tmp_path) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox")
+        await run(live.agent_socket, "sh", "-c", "echo kept >/f")
+        live.release()
+    shutil.copy(database, backup)
+    damage(database)
+    for _ in range(2):
+        with pytest.raises(AtollError) as caught:
+            open_machine(tmp_path)
+        assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
+        assert str(database) in caught.value.message and caught.value.remedy
+    shutil.copy(backup, database)
+    async with open_machine(tmp_path) as machine:
+        assert machine.findings == Findings(running=(ONE,))
+        live = await machine.adopt("one")
+        assert await run(live.agent_socket, "cat", "/f") == b"kept\n"
+        await machine.destroy(live)
+
+
+async def test_a_disk_that_is_not_on_record_goes(tmp_path: Path) -> None:
     async with open_machine(tmp_path) as machine:
         machine.storage.create(ONE, 20 * MIB)
-    (tmp_path / "state/records").rmdir()
-    with pytest.raises(AtollError) as caught:
-        open_machine(tmp_path)
-    assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
-    (tmp_path / "state/records").mkdir()
     async with open_machine(tmp_path) as machine:
         assert machine.findings == Findings(removed=(ONE,))
 
 
+async def test_records_that_an_earlier_version_kept_in_files_are_taken_over(tmp_path: Path, busybox_root: Path) -> None:
+    state = tmp_path / "state"
+    async with open_machine(tmp_path) as machine:
+        machine.images.add("busybox", busybox_root)
+        for name in ("one", "half-made", "half-removed", "damaged"):
+            live = await machine.create(name, image="busybox", limits="lite")
+            await run(live.agent_socket, "sh", "-c", "echo kept >/f")
+            live.release()
+        machine.storage.create(SandboxId("half-written"), 20 * MIB)
+    (state / "records").mkdir()
+    files = {"one": "json", "half-made": "making", "half-removed": "removing", "damaged": "json"}
+    for name, ending in files.items():
+        (state / f"records/{name}.{ending}").write_bytes(kept.content(state, name))
+    whole = (state / "records/damaged.json").read_bytes()
+    (state / "records/damaged.json").write_bytes(whole[:40])
+    (state / "records/half-written.making").write_bytes(whole[:40])
+    (state / NAME).unlink()
+    async with open_machine(tmp_path) as machine:
+        removed = tuple(map(SandboxId, ("half-made", "half-removed", "half-written")))
+        assert machine.findings == Findings(running=(ONE,), damaged=(SandboxId("damaged"),), removed=removed)
+        assert await run((await adopted(machine, "one")).agent_socket, "cat", "/f") == b"kept\n"
+        assert sorted(leftovers(tmp_path)) == ["damaged", "damaged", "one", "one"]
+    assert not list(state.glob("records*"))
+    kept.put(state, "damaged", "created", whole)
+    async with open_machine(tmp_path) as machine:
+        assert await run((await adopted(machine, "damaged")).agent_socket, "cat", "/f") == b"kept\n"
+        for name in ("one", "damaged"):
+            await machine.remove(name)
+        assert not leftovers(tmp_path)
+
+
+async def adopted(machine: Machine, name: str) -> LiveSandbox:
+    """Running, and held by nobody."""
+    live = await machine.adopt(name)
+    live.release()
+    return live
+
+
 async def test_plain_directories_are_swept_too(tmp_path: Path) -> None:
-    (tmp_path / "state/records").mkdir(parents=True)
+    async with Machine(tmp_path / "state", tmp_path / "run", storage=DirectoryStorage(tmp_path / "state/disks")):
+        pass
     storage = DirectoryStorage(tmp_path / "state/disks")
     (storage.create(ONE, 0) / "f").write_text("x")
     (tmp_path / "state/disks/Not a sandbox").mkdir()
@@ -134,7 +235,7 @@ async def test_a_removal_that_fails_is_finished_by_the_next_try(
         with pytest.raises(LookupError):
             await machine.adopt("one")
         await machine.destroy(live)
-        assert not leftovers(machine, tmp_path)
+        assert not leftovers(tmp_path)
 
 
 async def test_a_handle_from_before_does_not_harm_the_next_of_that_name(tmp_path: Path, busybox_root: Path) -> None:
@@ -183,29 +284,62 @@ async def test_a_full_disk_makes_no_half_sandbox_and_goes_on_when_it_has_space(
             await machine.create("one", image="busybox", limits={"disk": "20MiB"})
         assert isinstance(caught.value, AtollError) and caught.value.code == ErrorCode.NO_SPACE
         assert "Free some space" in caught.value.remedy
-        assert [path.name for path in leftovers(machine, small_disk)] == ["first", "first.json"]
+        assert leftovers(small_disk) == ["first", "first"]
         assert await run(first.agent_socket, "echo", "x") == b"x\n"
         filler.unlink()
         await machine.destroy(await machine.create("one", image="busybox", limits={"disk": "20MiB"}))
         await machine.destroy(first)
 
 
-async def test_a_record_that_finds_no_space_ends_the_sandbox(small_disk: Path, busybox_root: Path) -> None:
-    async with open_machine(small_disk) as machine:
-        machine.images.add("busybox", busybox_root)
+@pytest.fixture
+async def crowded(small_disk: Path, tmp_path: Path, busybox_root: Path) -> AsyncIterator[Machine]:
+    """A machine with nothing but its database on the small disk."""
+    images = ImageCatalog(tmp_path / "images")
+    images.add("busybox", busybox_root)
+    engine, storage = NativeEngine(tmp_path, tmp_path / "run"), PoolStorage(tmp_path / "pool")
+    state = small_disk / "state"
+    async with Machine(state, tmp_path / "run", images=images, engine=engine, storage=storage) as machine:
         await machine.destroy(await machine.create("one", image="busybox", limits="lite"))
-        records, elsewhere = small_disk / "state/records", small_disk / "elsewhere"
-        records.rename(elsewhere)
-        records.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=1", "none", records], check=True)
-        try:
-            with pytest.raises(AtollError) as caught:
-                await machine.create("one", image="busybox", limits="lite")
-            assert caught.value.code == ErrorCode.NO_SPACE
-            assert not leftovers(machine, small_disk)
-        finally:
-            subprocess.run(["umount", records], check=True)
-        await machine.destroy(await machine.create("one", image="busybox", limits="lite"))
+        yield machine
+
+
+async def test_a_record_that_finds_no_space_ends_the_sandbox(crowded: Machine, small_disk: Path) -> None:
+    filler = fill(small_disk, 0)
+    with pytest.raises(AtollError) as caught:
+        await crowded.create("one", image="busybox", limits="lite")
+    assert caught.value.code == ErrorCode.NO_SPACE
+    assert not crowded.storage.names() and not kept.stages(small_disk / "state")
+    filler.unlink()
+    await crowded.destroy(await crowded.create("one", image="busybox", limits="lite"))
+
+
+async def test_without_space_for_its_record_a_sandbox_is_ended_and_forgotten_later(
+    crowded: Machine, small_disk: Path
+) -> None:
+    live = await crowded.create("one", image="busybox", limits="lite")
+    filler = fill(small_disk, 0)
+    with pytest.raises(AtollError) as caught:
+        await crowded.destroy(live)
+    assert caught.value.code == ErrorCode.NO_SPACE
+    assert not crowded.exists(ONE) and not crowded.storage.names() and live.pidfd is None
+    filler.unlink()
+    await crowded.remove("one")
+    assert not kept.stages(small_disk / "state")
+    await crowded.destroy(await crowded.create("one", image="busybox", limits="lite"))
+
+
+async def test_a_removal_that_found_no_space_is_finished_by_asking_again(crowded: Machine, small_disk: Path) -> None:
+    async with Roster(crowded, Timeline(crowded.database)) as roster:
+        actor = roster.actor("one")
+        await actor.ensure(SandboxOptions(image="busybox", limits="lite"), "me")
+        filler = fill(small_disk, 0)
+        with pytest.raises(AtollError) as caught:
+            await actor.destroy("me")
+        assert caught.value.code == ErrorCode.NO_SPACE
+        filler.unlink()
+        await actor.destroy("me")
+        assert not kept.stages(small_disk / "state")
+        assert actor.events(0)[-1].what == "destroyed"
 
 
 async def test_a_state_directory_without_space_for_a_pool_says_so(small_disk: Path) -> None:
@@ -264,7 +398,7 @@ async def test_a_disk_larger_than_can_be_promised_is_refused(tmp_path: Path, bus
             await machine.create("one", image="busybox", limits={"disk": MAX_BYTES})
         assert caught.value.code == ErrorCode.DISK_COMMITTED
         assert caught.value.remedy
-        assert not leftovers(machine, tmp_path)
+        assert not leftovers(tmp_path)
 
 
 def test_a_machine_without_control_groups_says_what_it_cannot_enforce(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,10 @@ from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.limits import Limits
 from atoll.storage.directory import DirectoryStorage
+from atoll.store.database import open_database
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.records import take_custody
 from tests.conftest import Box
 from tests.leaks import Surroundings
 
@@ -56,7 +58,9 @@ class WeakenedMachines:
         self._shipped = shipped
         self._shipped_state = state
         self._state = state.parent / "weakened"
-        (self._state / "records").mkdir(parents=True)
+        self._state.mkdir()
+        with closing(open_database(self._state)) as database:
+            take_custody(database)  # of disks that are none of its own
         self._surroundings = surroundings
         self._defences: tuple[Defence, ...] = ()
         self._closing = AsyncExitStack()
@@ -81,6 +85,7 @@ class WeakenedMachines:
         has_quota = Defence.DISK_QUOTA not in defences
         storage = self._shipped.storage if has_quota else DirectoryStorage(self._shipped_state / "without-quota")
         machine = Machine(self._state, self._state / "run", images=self._shipped.images, engine=engine, storage=storage)
+        self._closing.callback(machine.database.close)
         self._closing.callback(machine._lock.release)  # its storage is the shipped machine's, and stays open
         return machine
 

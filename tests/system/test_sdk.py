@@ -15,6 +15,7 @@ import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState
+from tests import kept
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
 from tests.system.serving import HANG_SECONDS, RunningServer, wait_for_end
 from tests.system.test_server import first_process, wait_for_event
@@ -133,7 +134,7 @@ async def test_destroying_ends_the_commands_that_run_with_a_typed_error(server: 
             await anext(stream)
         assert isinstance(caught.value, AtollError)
         assert caught.value.code is ErrorCode.AGENT_LOST
-    assert await asyncio.to_thread(lambda: list((server.state / "records").iterdir())) == []
+    assert await asyncio.to_thread(lambda: kept.stages(server.state)) == {}
     await sandbox.aclose()
 
 

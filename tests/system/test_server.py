@@ -23,6 +23,7 @@ from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.protocol.sandboxes import SandboxEvent, SandboxOptions, SandboxState
 from atoll.store.database import open_database
 from atoll.store.keys import Keys
+from tests import kept
 from tests.system.serving import HANG_SECONDS, Answer, RunningServer, wait_for_end
 
 SANDBOXES, SESSIONS, CLIENTS, COMMANDS = 10, 3, 50, 1_000
@@ -177,12 +178,12 @@ async def test_what_ended_while_no_server_ran_is_stopped_and_what_slept_still_sl
 async def test_a_damaged_record_keeps_nobody_from_the_other_sandboxes(own_server: RunningServer) -> None:
     await own_server.ask("PUT", "/v1/sandboxes/whole", {})
     await own_server.end()
-    damaged = own_server.state / "records/damaged.json"
-    damaged.write_bytes(b"")
+    kept.put(own_server.state, "damaged", "created", b"")
     await own_server.start()
     assert [info["id"] for info in (await own_server.ask("GET", "/v1/sandboxes")).json()["sandboxes"]] == ["whole"]
     assert_is_problem(await own_server.ask("GET", "/v1/sandboxes/damaged"), "STATE_DIRECTORY_UNUSABLE")
-    damaged.unlink()
+    await own_server.end()
+    kept.remove(own_server.state, "damaged")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -448,8 +449,7 @@ async def wait_for_event(sandbox: AsyncSandbox, what: str, since: int = 0) -> Sa
 
 
 def first_process(server: RunningServer, sandbox: str) -> int:
-    record = json.loads((server.state / f"records/{sandbox}.json").read_text())
-    return int(record["process"]["pid"])
+    return int(kept.record(server.state, sandbox)["process"]["pid"])
 
 
 def with_key(server: RunningServer) -> dict[str, str]:

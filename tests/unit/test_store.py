@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.store import database, timeline
-from atoll.store.database import MIGRATIONS, NAME, open_database
+from atoll.store.database import MIGRATIONS, NAME, Database, open_database
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
 
@@ -20,12 +19,12 @@ A, B = SandboxId("a"), SandboxId("b")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+def store(tmp_path: Path) -> Iterator[Database]:
     with closing(open_database(tmp_path)) as connection:
         yield connection
 
 
-def test_a_key_is_found_and_no_other(store: sqlite3.Connection) -> None:
+def test_a_key_is_found_and_no_other(store: Database) -> None:
     keys = Keys(store)
     info, key = keys.create("mine")
     other, _ = keys.create("other")
@@ -34,14 +33,14 @@ def test_a_key_is_found_and_no_other(store: sqlite3.Connection) -> None:
     assert keys.list() == [info, other]
 
 
-def test_a_key_is_kept_as_a_digest_alone(store: sqlite3.Connection, tmp_path: Path) -> None:
+def test_a_key_is_kept_as_a_digest_alone(store: Database, tmp_path: Path) -> None:
     _, key = Keys(store).create("mine")
     kept = b"".join(path.read_bytes() for path in tmp_path.glob("atoll.db*"))
     assert key[-20:].encode() not in kept
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
 
 
-def test_every_key_is_compared_in_constant_time(store: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_key_is_compared_in_constant_time(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = Keys(store)
     _, first = keys.create("first")
     keys.create("second")
@@ -56,7 +55,7 @@ def test_every_key_is_compared_in_constant_time(store: sqlite3.Connection, monke
     assert len(compared) == 2
 
 
-def test_a_deleted_key_is_gone_and_twice_is_fine(store: sqlite3.Connection) -> None:
+def test_a_deleted_key_is_gone_and_twice_is_fine(store: Database) -> None:
     keys = Keys(store)
     info, key = keys.create("mine")
     assert keys.delete(info.id)
@@ -64,7 +63,7 @@ def test_a_deleted_key_is_gone_and_twice_is_fine(store: sqlite3.Connection) -> N
     assert keys.find(key) is None
 
 
-def test_a_timeline_is_numbered_by_sandbox_and_read_from_where_one_was(store: sqlite3.Connection) -> None:
+def test_a_timeline_is_numbered_by_sandbox_and_read_from_where_one_was(store: Database) -> None:
     line = Timeline(store)
     added = [line.add(A, what, cause="a test", by="me") for what in ("created", "frozen", "thawed")]
     line.add(B, "created", cause="a test", by="me")
@@ -74,9 +73,7 @@ def test_a_timeline_is_numbered_by_sandbox_and_read_from_where_one_was(store: sq
     assert [event.number for event in line.since(B, 0)] == [1]
 
 
-def test_a_timeline_drops_its_oldest_and_goes_on_counting(
-    store: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_timeline_drops_its_oldest_and_goes_on_counting(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "MAX_EVENTS", 3)
     line = Timeline(store)
     for _ in range(5):
@@ -84,7 +81,16 @@ def test_a_timeline_drops_its_oldest_and_goes_on_counting(
     assert [event.number for event in line.since(A, 0)] == [3, 4, 5]
 
 
-def test_the_next_sandbox_of_an_id_begins_anew(store: sqlite3.Connection) -> None:
+def test_the_latest_of_some_kinds_is_found(store: Database) -> None:
+    line = Timeline(store)
+    first, second, _ = (line.add(A, what, cause="a test", by="me") for what in ("created", "frozen", "labels_changed"))
+    assert line.latest(A, {"created", "frozen"}) == second
+    assert line.latest(A, {"created"}) == first
+    assert line.latest(A, {"stopped"}) is None
+    assert line.latest(B, {"created"}) is None
+
+
+def test_the_next_sandbox_of_an_id_begins_anew(store: Database) -> None:
     line = Timeline(store)
     line.add(A, "destroyed", cause="a test", by="me")
     line.retire(A)
@@ -93,9 +99,7 @@ def test_the_next_sandbox_of_an_id_begins_anew(store: sqlite3.Connection) -> Non
     assert line.add(A, "created", cause="a test", by="me").number == 1
 
 
-def test_of_the_destroyed_only_the_latest_are_remembered(
-    store: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_the_destroyed_only_the_latest_are_remembered(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "MAX_RETIRED", 2)
     line = Timeline(store)
     names = [SandboxId(f"box-{number}") for number in range(4)]
@@ -124,7 +128,7 @@ def test_every_earlier_version_of_the_tables_becomes_this_one(
     with closing(open_database(tmp_path)) as connection:
         Timeline(connection).retire(A)
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    assert {"sandboxes", "events", "keys", "retired"} <= tables
+    assert {"sandboxes", "events", "keys", "retired", "custody"} <= tables
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,3 +156,22 @@ def test_a_database_that_cannot_be_used_is_named(tmp_path: Path, damage: str) ->
     assert caught.value.code is ErrorCode.STATE_DIRECTORY_UNUSABLE
     assert str(path) in caught.value.message
     assert caught.value.remedy
+
+
+def test_a_transaction_is_done_whole_or_not_at_all(store: Database) -> None:
+    with pytest.raises(KeyError), store.transaction():
+        store.execute("INSERT INTO custody VALUES ('now')")
+        raise KeyError
+    assert store.rows("SELECT * FROM custody") == []
+    with store.transaction():
+        store.execute("INSERT INTO custody VALUES ('now')")
+    assert store.rows("SELECT * FROM custody") == [("now",)]
+
+
+def test_a_database_without_space_says_so_and_is_usable_later(store: Database) -> None:
+    store.execute("PRAGMA max_page_count=1")  # no more than it has
+    with pytest.raises(AtollError) as caught, store.transaction():
+        store.execute("INSERT INTO custody VALUES (?)", ("x" * 100_000,))
+    assert caught.value.code is ErrorCode.NO_SPACE
+    store.execute("PRAGMA max_page_count=1000000")
+    Timeline(store).add(A, "created", cause="a test", by="me")

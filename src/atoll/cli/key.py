@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import make_table, print_document, show
 from atoll.cli.text import local_time, printable
 from atoll.protocol.errors import ErrorCode, cannot_write, error
-from atoll.store.database import open_database, unusable
+from atoll.store.database import open_database
 from atoll.store.keys import KeyInfo, Keys
 
 
@@ -104,7 +103,4 @@ def opened(state: Path) -> Iterator[Keys]:
     except OSError as cause:
         raise cannot_write(str(state), cause) from cause
     with closing(open_database(state)) as database:
-        try:
-            yield Keys(database)
-        except sqlite3.Error as cause:
-            raise unusable(state, cause) from cause
+        yield Keys(database)

@@ -16,7 +16,6 @@ import uvloop
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.server.app import make_app
 from atoll.server.settings import Settings
-from atoll.store.database import open_database
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
 from atoll.supervisor.machine import Machine
@@ -40,16 +39,13 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    async with await open_machine(settings) as machine:
-        with closing(open_database(settings.state)) as database:
-            keys = Keys(database)
-            async with Roster(machine, Timeline(database)) as roster:
-                server = make_server(settings, roster, keys)
-                with listening(settings) as sockets:
-                    logger.info("ready on %s", ", ".join(map(_name, sockets)))
-                    watcher = asyncio.create_task(end_when_idle(server, roster, settings))
-                    await server.serve(sockets=sockets)
-                    watcher.cancel()
+    async with await open_machine(settings) as machine, Roster(machine, Timeline(machine.database)) as roster:
+        server = make_server(settings, roster, Keys(machine.database))
+        with listening(settings) as sockets:
+            logger.info("ready on %s", ", ".join(map(_name, sockets)))
+            watcher = asyncio.create_task(end_when_idle(server, roster, settings))
+            await server.serve(sockets=sockets)
+            watcher.cancel()
 
 
 async def open_machine(settings: Settings) -> Machine:

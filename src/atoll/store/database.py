@@ -6,11 +6,14 @@ they are from the sandboxes' own files; what is there is whole.
 
 from __future__ import annotations
 
+import errno
 import sqlite3
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 
 NAME = "atoll.db"
 BUSY_SECONDS = 10.0
@@ -42,15 +45,54 @@ MIGRATIONS = (
         sandbox TEXT NOT NULL UNIQUE
     );
     """,
+    # Not empty if the disks of the state directory are on record here, which says more than that none of them is.
+    """
+    CREATE TABLE custody (
+        since TEXT NOT NULL
+    );
+    """,
 )
 
 
-def open_database(state: Path) -> sqlite3.Connection:
+class Database(sqlite3.Connection):
+    """Each statement is a transaction of its own, but within `transaction`. What goes wrong is a typed error."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, timeout=BUSY_SECONDS, isolation_level=None)
+        self.path = path
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        try:
+            return super().execute(sql, parameters)
+        except sqlite3.Error as cause:
+            raise unusable(self.path, cause) from cause
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Everything that a query finds, to the last row: damage may be met at any of them."""
+        try:
+            return super().execute(sql).fetchall()
+        except sqlite3.Error as cause:
+            raise unusable(self.path, cause) from cause
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is done in here is done whole or not at all. Nothing may be awaited in it: others use this as well."""
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            if self.in_transaction:  # some failures end it by themselves
+                self.execute("ROLLBACK")
+            raise
+
+
+def open_database(state: Path) -> Database:
     path = state / NAME
     with ExitStack() as undo:
         try:
             path.touch(mode=0o600)
-            connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+            connection = Database(path)
             undo.callback(connection.close)  # which also undoes half a migration
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
@@ -61,23 +103,24 @@ def open_database(state: Path) -> sqlite3.Connection:
     return connection
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")  # two that open at once take turns
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
-        connection.execute("ROLLBACK")
-        raise sqlite3.DatabaseError(f"its tables are of version {version}, which is newer than this Atoll")
-    for script in MIGRATIONS[version:]:
-        for statement in filter(str.strip, script.split(";")):
-            connection.execute(statement)
-    connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
-    connection.execute("COMMIT")
+def _migrate(database: Database) -> None:
+    with database.transaction():  # two that open at once take turns
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version > len(MIGRATIONS):
+            raise sqlite3.DatabaseError(f"its tables are of version {version}, which is newer than this Atoll")
+        for script in MIGRATIONS[version:]:
+            for statement in filter(str.strip, script.split(";")):
+                database.execute(statement)
+        database.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
 
 
 def unusable(path: Path, cause: Exception) -> AtollError:
+    if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return cannot_write(str(path), OSError(errno.ENOSPC, str(cause)))
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
         f"the database {path} cannot be used: {cause}",
-        remedy="Check its directory and the free space; a damaged one can be put back from a backup.",
+        remedy="Check its directory and the free space; a damaged one can be put back from a backup of the same moment "
+        "as that of the disks. What is not on record there is removed.",
         path=str(path),
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import sqlite3
 from datetime import UTC, datetime
 
 import msgspec
+
+from atoll.store.database import Database
 
 PREFIX = "atoll_"
 ID_LENGTH = 8
@@ -23,7 +24,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys:
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     def create(self, name: str) -> tuple[KeyInfo, str]:

@@ -5,14 +5,15 @@ Of those that were destroyed, the latest MAX_RETIRED are remembered.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Container
+from contextlib import closing
 from datetime import UTC, datetime
 
 import msgspec
 
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import SandboxEvent
+from atoll.store.database import Database
 
 MAX_EVENTS = 1_000
 MAX_RETIRED = 1_000
@@ -22,7 +23,7 @@ _decode = msgspec.json.Decoder(SandboxEvent).decode
 
 
 class Timeline:
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> SandboxEvent:
@@ -30,7 +31,9 @@ class Timeline:
         (number,) = self._database.execute(query, (sandbox,)).fetchone()
         event = SandboxEvent(number=number, time=datetime.now(UTC), what=what, cause=cause, by=by)
         self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (sandbox, number, _encode(event)))
-        self._database.execute("DELETE FROM events WHERE sandbox = ? AND number <= ?", (sandbox, number - MAX_EVENTS))
+        if number > MAX_EVENTS:
+            oldest = number - MAX_EVENTS
+            self._database.execute("DELETE FROM events WHERE sandbox = ? AND number <= ?", (sandbox, oldest))
         return event
 
     def since(self, sandbox: SandboxId, number: int) -> list[SandboxEvent]:
@@ -38,16 +41,28 @@ class Timeline:
         query = "SELECT event FROM events WHERE sandbox = ? AND number > ? ORDER BY number"
         return [_decode(event) for (event,) in self._database.execute(query, (sandbox, number))]
 
+    def latest(self, sandbox: SandboxId, kinds: Container[str]) -> SandboxEvent | None:
+        """The last of these kinds. No more is read than what came after it."""
+        query = "SELECT event FROM events WHERE sandbox = ? ORDER BY number DESC"
+        with closing(self._database.execute(query, (sandbox,))) as found:
+            events = (_decode(event) for (event,) in found)
+            return next((event for event in events if event.what in kinds), None)
+
     def forget(self, sandbox: SandboxId) -> None:
+        with self._database.transaction():
+            self._forget(sandbox)
+
+    def _forget(self, sandbox: SandboxId) -> None:
         self._database.execute("DELETE FROM events WHERE sandbox = ?", (sandbox,))
         self._database.execute("DELETE FROM retired WHERE sandbox = ?", (sandbox,))
 
     def retire(self, sandbox: SandboxId) -> None:
         """It was destroyed; so many are kept, and the oldest makes room."""
-        self._database.execute("INSERT OR REPLACE INTO retired (sandbox) VALUES (?)", (sandbox,))
-        query = "SELECT sandbox FROM retired ORDER BY number DESC LIMIT -1 OFFSET ?"
-        for (oldest,) in self._database.execute(query, (MAX_RETIRED,)).fetchall():
-            self.forget(oldest)
+        with self._database.transaction():
+            self._database.execute("INSERT OR REPLACE INTO retired (sandbox) VALUES (?)", (sandbox,))
+            query = "SELECT sandbox FROM retired ORDER BY number DESC LIMIT -1 OFFSET ?"
+            for (oldest,) in self._database.execute(query, (MAX_RETIRED,)).fetchall():
+                self._forget(oldest)
 
     def retire_all_but(self, sandboxes: Container[SandboxId]) -> None:
         """Also those whose destruction a killed server did not live to see."""

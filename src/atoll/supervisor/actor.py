@@ -50,6 +50,7 @@ class SandboxActor:
         self._in_use = 0
         self._last_used = time.monotonic()
         self._followers: set[asyncio.Queue[SandboxEvent]] = set()
+        self._last_change: SandboxEvent | None = None  # of its state
 
     @property
     def is_awake(self) -> bool:
@@ -123,10 +124,11 @@ class SandboxActor:
 
     async def adopt(self) -> None:
         """Take over what an earlier server left running; what ended since is stopped."""
+        self._last_change = self._timeline.latest(self.name, STATE_CHANGES)
         try:
             live = await self._machine.adopt(self.name)
         except AtollError:
-            if self._last_change() not in (None, "stopped"):
+            if self._last_change and self._last_change.what != "stopped":
                 self._note("stopped", cause="it ended while no server ran", by="kernel")
             return
         self._take(live)
@@ -149,7 +151,7 @@ class SandboxActor:
 
     async def destroy(self, by: str) -> None:
         async with self._change():
-            if not self._machine.exists(self.name):
+            if not self._machine.is_on_record(self.name):
                 return
             if self._live is None:
                 await self._machine.remove(self.name)
@@ -200,14 +202,12 @@ class SandboxActor:
         return self.is_awake and not self._in_use and time.monotonic() - self._last_used >= seconds
 
     async def info(self) -> SandboxInfo:
-        record = self._record()
-        history = self._timeline.since(self.name, 0)
-        changes = [event for event in history if event.what in STATE_CHANGES]
+        record, change = self._record(), self._last_change
         return SandboxInfo(
             id=self.name,
             state=self._state(),
-            since=changes[-1].time if changes else record.created_at,
-            cause=changes[-1].cause if changes else "",
+            since=change.time if change else record.created_at,
+            cause=change.cause if change else "",
             created_at=record.created_at,
             image=record.image,
             image_state=record.image_state,
@@ -286,16 +286,13 @@ class SandboxActor:
 
     def _note(self, what: str, *, cause: str, by: str) -> None:
         event = self._timeline.add(self.name, what, cause=cause, by=by)
+        if what in STATE_CHANGES:
+            self._last_change = event
         for queue in self._followers:
             if queue.full() and what == DESTROYED:
                 queue.get_nowait()
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(event)
-
-    def _last_change(self) -> str | None:
-        """What last happened to its state."""
-        changes = [event.what for event in self._timeline.since(self.name, 0) if event.what in STATE_CHANGES]
-        return changes[-1] if changes else None
 
     def _record(self) -> SandboxRecord:
         record = self._machine.find(self.name)

@@ -1,7 +1,7 @@
 """Everything of one state directory put together: images, disks and an engine make sandboxes.
 
-state/     lock  images/  pool.btrfs  disks/ID/  records/ID.json      survives a reboot
-runtime/   agents/*.sock  nursery.log                     does not
+state/     lock  atoll.db  images/  pool.btrfs  disks/ID/      survives a reboot
+runtime/   agents/*.sock  nursery.log                          does not
 
 A state directory is one machine's, from its making to its close; the next sets right what a killed one left there, as
 soon as it is entered (`async with`).
@@ -9,7 +9,7 @@ soon as it is entered (`async with`).
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,9 @@ from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
 from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
+from atoll.store.database import open_database
 from atoll.supervisor.reconcile import Findings, reconcile
+from atoll.supervisor.record_files import take_over_files
 from atoll.supervisor.records import Records, SandboxRecord, Upkeep
 from atoll.supervisor.state_lock import StateLock
 
@@ -69,7 +71,10 @@ class Machine:
             self.images = images or ImageCatalog(state / "images")
             self.storage: Storage = storage or open_storage(state)
             undo.callback(self.storage.close)
-            self._records = Records(state / "records", has_disks=bool(self.storage.names()))
+            self.database = open_database(state)
+            undo.callback(self.database.close)
+            take_over_files(state, self.database)
+            self._records = Records(self.database, has_disks=bool(self.storage.names()))
             self.engine: Engine = engine or NativeEngine(state, runtime)
             undo.pop_all()
         self.findings = Findings()
@@ -94,6 +99,7 @@ class Machine:
             await self.engine.close()
             self.storage.close()
         finally:
+            self.database.close()
             self._lock.release()
 
     async def create(
@@ -108,7 +114,7 @@ class Machine:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
         name, accepted = parse_sandbox_id(sandbox_id), parse_limits(limits)
         check_environment(env or {})
-        if self._records.exists(name):
+        if self._records.is_taken(name):
             raise already_exists(name)
         rootfs = self.images.resolve(image)
         disk = self.storage.create(name, accepted.disk)
@@ -166,16 +172,7 @@ class Machine:
     async def adopt(self, sandbox_id: str) -> LiveSandbox:
         """A sandbox that is running already, whoever made it."""
         name = parse_sandbox_id(sandbox_id)
-        try:
-            left = self._records.read(name).to_live()
-        except FileNotFoundError as cause:
-            raise error(
-                ErrorCode.SANDBOX_NOT_FOUND,
-                f"there is no sandbox {name!r}",
-                remedy="Check the id, or create it.",
-                sandbox=name,
-            ) from cause
-        live = await self.engine.adopt(left)
+        live = await self.engine.adopt(self.record(name).to_live())
         if live is None:
             raise error(
                 ErrorCode.SANDBOX_NOT_RUNNING,
@@ -188,8 +185,8 @@ class Machine:
     async def remove(self, sandbox_id: str) -> None:
         """Destroy a sandbox by its id, running or not. Twice is fine."""
         name = parse_sandbox_id(sandbox_id)
-        with suppress(FileNotFoundError):
-            record = self._records.read_to_remove(name)
+        record = self._records.find_to_remove(name)
+        if record:
             live = await self.engine.adopt(record.to_live())
             await self.destroy(live or record.to_live())
 
@@ -202,7 +199,15 @@ class Machine:
             self._forget(sandbox.id)
 
     def record(self, sandbox_id: SandboxId) -> SandboxRecord:
-        return self._records.read(sandbox_id)
+        record = self._records.find(sandbox_id)
+        if record is None:
+            raise error(
+                ErrorCode.SANDBOX_NOT_FOUND,
+                f"there is no sandbox {sandbox_id!r}",
+                remedy="Check the id, or create it.",
+                sandbox=sandbox_id,
+            )
+        return record
 
     def records(self) -> list[SandboxRecord]:
         return self._records.created()
@@ -210,14 +215,22 @@ class Machine:
     def exists(self, sandbox_id: SandboxId) -> bool:
         return self._records.exists(sandbox_id)
 
+    def is_on_record(self, sandbox_id: SandboxId) -> bool:
+        """Whether it exists, or its removal could not be finished."""
+        return self._records.is_taken(sandbox_id)
+
     def find(self, sandbox_id: SandboxId) -> SandboxRecord | None:
-        return self.record(sandbox_id) if self.exists(sandbox_id) else None
+        return self._records.find(sandbox_id)
 
     def update(self, record: SandboxRecord, **changes: Any) -> None:
         self._records.replace(msgspec.structs.replace(record, **changes))
 
     async def _put_on_record(self, sandbox: LiveSandbox, record: SandboxRecord) -> None:
-        """A kill before the end of this undoes the creation, one after it changes nothing."""
+        """A kill before the end of this undoes the creation, one after it changes nothing.
+
+        Two transactions, since between them the sandbox is told to live on. One before that would, if we are killed in
+        between, leave one reported as created that ends with us; one after it, one that lives and that nobody knows.
+        """
         self._records.begin(record)
         await self.engine.keep(sandbox)
         self._records.commit(sandbox.id)
@@ -228,7 +241,5 @@ class Machine:
         self._records.forget(sandbox_id)
 
     def _owner(self, sandbox_id: SandboxId) -> ProcessIdentity | None:
-        try:
-            return self._records.read_to_remove(sandbox_id).process
-        except FileNotFoundError:
-            return None
+        record = self._records.find_to_remove(sandbox_id)
+        return record.process if record else None

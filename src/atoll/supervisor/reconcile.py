@@ -6,8 +6,7 @@ Rules:
    kill in the middle leaves enough for the next to go on.
 3. A disk that no record names is of a creation that was killed before it came to its record, and goes as well. Its
    process, if it had one, was never told to live on.
-4. A record that cannot be read cannot be judged: it stays with its disk, and is listed. One that was not reported was
-   only half written.
+4. A record that cannot be read cannot be judged: it stays with its disk, and is listed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import msgspec
 
 from atoll.protocol.errors import AtollError, InvalidValueError
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
-from atoll.supervisor.records import RecordFile, SandboxRecord, Stage
+from atoll.supervisor.records import Row, SandboxRecord, Stage
 
 if TYPE_CHECKING:
     from atoll.engine.base import Engine
@@ -28,12 +27,11 @@ if TYPE_CHECKING:
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
-    """What remains to be done about one sandbox: end these processes, remove its disk, drop these files."""
+    """What remains to be done about one sandbox: end what `record` says may be running, remove its disk, forget it."""
 
     id: SandboxId
-    processes: tuple[SandboxRecord, ...] = ()
+    record: SandboxRecord | None = None
     has_disk: bool = False
-    files: tuple[Stage, ...] = ()
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,64 +44,52 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     failed: tuple[SandboxId, ...] = ()  # should have been removed, and could not be; the next to open tries again
 
 
-def decide(files: Iterable[RecordFile], disks: Iterable[str]) -> list[Undo]:
-    """What to undo, given every record file and every disk that is there."""
-    by_id: dict[SandboxId, dict[Stage, RecordFile]] = {}
-    for file in files:
-        by_id.setdefault(file.id, {})[file.stage] = file
+def decide(rows: Iterable[Row], disks: Iterable[str]) -> list[Undo]:
+    """What to undo, given every record and every disk that is there."""
+    by_id = {row.id: row for row in rows}
     left = set(filter(None, map(_as_id, disks)))
-    decisions = (_decide_one(name, by_id.get(name, {}), name in left) for name in sorted(left | by_id.keys()))
+    decisions = (_decide_one(name, by_id.get(name), name in left) for name in sorted(left | by_id.keys()))
     return [decision for decision in decisions if decision]
 
 
-def _decide_one(name: SandboxId, files: dict[Stage, RecordFile], has_disk: bool) -> Undo | None:
-    unwanted = [file for stage, file in files.items() if stage is not Stage.CREATED]
-    removing = files.get(Stage.REMOVING)
-    if Stage.CREATED in files:
-        has_disk = False  # what is there is the disk of this one
-    elif removing and removing.record is None:
+def _decide_one(name: SandboxId, row: Row | None, has_disk: bool) -> Undo | None:
+    if row is None:
+        return Undo(id=name, has_disk=has_disk)
+    if row.stage is Stage.CREATED or row.record is None:
         return None
-    if not unwanted and not has_disk:
-        return None
-    return Undo(
-        id=name,
-        processes=tuple(file.record for file in unwanted if file.record),
-        has_disk=has_disk,
-        files=tuple(file.stage for file in unwanted),
-    )
+    return Undo(id=name, record=row.record, has_disk=has_disk)
 
 
 async def reconcile(records: Records, storage: Storage, engine: Engine) -> Findings:
     """Nobody else may be using the state directory."""
-    files, disks = records.files(), storage.names()
-    await engine.settle([file.record.to_live() for file in files if file.record])
+    rows, disks = records.rows(), storage.names()
+    await engine.settle([row.record.to_live() for row in rows if row.record])
     removed, failed = [], []
-    for undo in decide(files, disks):
+    for undo in decide(rows, disks):
         try:
             await _perform(undo, records, storage, engine)
             removed.append(undo.id)
         except (AtollError, OSError):
             failed.append(undo.id)
-    created = [file.record for file in files if file.stage is Stage.CREATED and file.record]
-    running = [record.id for record in created if await _is_running(record, engine)]
+    created = [row.record for row in rows if row.stage is Stage.CREATED and row.record]
+    running = {record.id for record in created if await _is_running(record, engine)}
     return Findings(
-        running=tuple(running),
+        running=tuple(record.id for record in created if record.id in running),
         ended=tuple(record.id for record in created if record.id not in running),
-        damaged=tuple(file.id for file in files if file.stage is not Stage.MAKING and file.record is None),
+        damaged=tuple(row.id for row in rows if row.record is None),
         removed=tuple(removed),
         failed=tuple(failed),
     )
 
 
 async def _perform(undo: Undo, records: Records, storage: Storage, engine: Engine) -> None:
-    for record in undo.processes:
-        live = await engine.adopt(record.to_live())
+    if undo.record:
+        live = await engine.adopt(undo.record.to_live())
         if live:
             await engine.stop(live)
     if undo.has_disk:
         storage.remove(undo.id)
-    for stage in undo.files:
-        records.drop(undo.id, stage)
+    records.forget(undo.id)
 
 
 async def _is_running(record: SandboxRecord, engine: Engine) -> bool:

@@ -1,27 +1,30 @@
-"""What is kept of each sandbox: one file, whose ending says how far it is.
+"""What is kept of each sandbox: a row of the table `sandboxes`, whose stage says how far it is.
 
-    ID.making      made, but its creation was not reported: whoever finds it undoes it
-    ID.json        reported as created: nothing but a request removes it, or its disk
-    ID.removing    asked to be removed: whoever finds it finishes that
+    making      made, but its creation was not reported: whoever finds it undoes it
+    created     reported as created: nothing but a request removes it, or its disk
+    removing    asked to be removed: whoever finds it finishes that
 
-A rename takes a file from one stage to the next, so that a kill at any moment leaves one or the other. Nothing waits
-for the disk: a power failure may take the last half minute, as it does of the sandboxes' own files. What it leaves
-empty is a record that cannot be read, and keeps its disk.
+A transaction takes a row from one stage to the next, so that a kill at any moment leaves one or the other. Nothing
+waits for the disk: a power failure may take the last half minute, as it does of the sandboxes' own files.
+
+Whoever opens the records holds the state directory, and is the only one to write them. So they are read once, and then
+known: asking costs no query.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
 from atoll.engine.base import LiveSandbox, ProcessIdentity
-from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
+from atoll.store.database import Database, unusable
 
 SLEEP_AFTER_SECONDS = 600.0
 
@@ -60,136 +63,158 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(StrEnum):
-    """How far a sandbox is; the ending of its file."""
+    """How far a sandbox is."""
 
     MAKING = "making"
-    CREATED = "json"
+    CREATED = "created"
     REMOVING = "removing"
 
 
-class RecordFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was found. `record` is None if it cannot be read."""
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A record with its stage. `record` is None if it cannot be read; then `flaw` says why."""
 
     id: SandboxId
     stage: Stage
     record: SandboxRecord | None
+    flaw: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(SandboxRecord)
 
 
 class Records:
     """The records of one state directory. Disks without a single record are not taken for leftovers."""
 
-    def __init__(self, directory: Path, *, has_disks: bool) -> None:
-        self._directory = directory
-        if has_disks and not directory.exists():
-            raise _lost(directory)
-        try:
-            directory.mkdir(mode=0o700, exist_ok=True)
-        except OSError as cause:
-            raise cannot_write(str(directory), cause) from cause
+    def __init__(self, database: Database, *, has_disks: bool) -> None:
+        self._database = database
+        check_table(database)
+        if has_disks and not database.rows("SELECT * FROM custody"):
+            raise _lost(database.path)
+        take_custody(database)
+        found = (_read_row(*values) for values in database.rows("SELECT id, stage, record FROM sandboxes"))
+        self._rows = {row.id: row for row in found if row}
 
     def begin(self, record: SandboxRecord) -> None:
         """Put a sandbox on record whose creation is not reported yet."""
-        path = self.path(record.id, Stage.MAKING)
-        try:
-            path.write_bytes(msgspec.json.encode(record))
-        except OSError as cause:
-            raise cannot_write(str(path), cause) from cause
+        self._database.execute("INSERT INTO sandboxes VALUES (?, 'making', ?)", (record.id, _encode(record)))
+        self._rows[record.id] = Row(id=record.id, stage=Stage.MAKING, record=record)
 
     def commit(self, sandbox: SandboxId) -> None:
         """From here on it was created."""
-        path = self.path(sandbox, Stage.CREATED)
-        try:
-            self.path(sandbox, Stage.MAKING).rename(path)
-        except OSError as cause:
-            raise cannot_write(str(path), cause) from cause
+        self._database.execute("UPDATE sandboxes SET stage = 'created' WHERE id = ?", (sandbox,))
+        self._move(sandbox, Stage.CREATED)
 
     def replace(self, record: SandboxRecord) -> None:
         """What is kept of a sandbox that was created, anew."""
-        path = self.path(record.id, Stage.CREATED)
-        try:
-            new = path.with_suffix(".new")
-            new.write_bytes(msgspec.json.encode(record))
-            new.rename(path)
-        except OSError as cause:
-            raise cannot_write(str(path), cause) from cause
+        self._database.execute("UPDATE sandboxes SET record = ? WHERE id = ?", (_encode(record), record.id))
+        self._rows[record.id] = msgspec.structs.replace(self._rows[record.id], record=record)
 
     def begin_removal(self, sandbox: SandboxId) -> None:
         """From here on it is to be removed, by whoever comes next if not by us."""
+        if sandbox not in self._rows:
+            return
         # A full disk may refuse even this; then nobody finishes for us, which is no reason not to remove and free some.
-        with suppress(OSError):
-            self.path(sandbox, Stage.CREATED).rename(self.path(sandbox, Stage.REMOVING))
+        with suppress(AtollError):
+            self._database.execute("UPDATE sandboxes SET stage = 'removing' WHERE id = ?", (sandbox,))
+        self._move(sandbox, Stage.REMOVING)
 
     def forget(self, sandbox: SandboxId) -> None:
-        for stage in Stage:
-            self.drop(sandbox, stage)
-
-    def drop(self, sandbox: SandboxId, stage: Stage) -> None:
-        self.path(sandbox, stage).unlink(missing_ok=True)
+        if sandbox in self._rows:
+            self._database.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox,))
+            del self._rows[sandbox]
 
     def exists(self, sandbox: SandboxId) -> bool:
         """Whether it was created, and not removed."""
-        return self.path(sandbox, Stage.CREATED).exists()
+        row = self._rows.get(sandbox)
+        return row is not None and row.stage is Stage.CREATED
 
-    def read(self, sandbox: SandboxId) -> SandboxRecord:
-        """Of a sandbox that was created; FileNotFoundError if there is none."""
-        return self._read(sandbox, Stage.CREATED)
+    def is_taken(self, sandbox: SandboxId) -> bool:
+        """Whether anything at all is on record under this id, such as a removal that could not be finished."""
+        return sandbox in self._rows
 
-    def read_to_remove(self, sandbox: SandboxId) -> SandboxRecord:
+    def find(self, sandbox: SandboxId) -> SandboxRecord | None:
+        """Of a sandbox that was created."""
+        return self._find(sandbox, Stage.CREATED)
+
+    def find_to_remove(self, sandbox: SandboxId) -> SandboxRecord | None:
         """The same, also of one whose removal was begun."""
-        is_created = self.exists(sandbox)
-        return self._read(sandbox, Stage.CREATED if is_created else Stage.REMOVING)
-
-    def _read(self, sandbox: SandboxId, stage: Stage) -> SandboxRecord:
-        path = self.path(sandbox, stage)
-        try:
-            return _decode(path.read_bytes(), sandbox)
-        except msgspec.MsgspecError as cause:
-            raise _damaged(path, cause) from cause
+        return self._find(sandbox, Stage.CREATED, Stage.REMOVING)
 
     def created(self) -> list[SandboxRecord]:
         """Those that can be read: a damaged one keeps its disk, and keeps nobody from the others."""
-        return [file.record for file in self.files() if file.stage is Stage.CREATED and file.record]
+        return [row.record for row in self.rows() if row.stage is Stage.CREATED and row.record]
 
-    def files(self) -> list[RecordFile]:
-        """Everything that is there. What has no sandbox's name is nobody's record."""
-        found = []
-        for path in sorted(self._directory.iterdir()):
-            with suppress(ValueError):  # of the name, or of the ending
-                sandbox, stage = parse_sandbox_id(path.stem), Stage(path.suffix.removeprefix("."))
-                found.append(RecordFile(id=sandbox, stage=stage, record=_try_read(path, sandbox)))
-        return found
+    def rows(self) -> list[Row]:
+        """Everything that is there, by id."""
+        return [self._rows[sandbox] for sandbox in sorted(self._rows)]
 
-    def path(self, sandbox: SandboxId, stage: Stage) -> Path:
-        return self._directory / f"{sandbox}.{stage}"
+    def _find(self, sandbox: SandboxId, *stages: Stage) -> SandboxRecord | None:
+        row = self._rows.get(sandbox)
+        if row is None or row.stage not in stages:
+            return None
+        if row.record is None:
+            raise _damaged(row, self._database.path)
+        return row.record
+
+    def _move(self, sandbox: SandboxId, stage: Stage) -> None:
+        self._rows[sandbox] = msgspec.structs.replace(self._rows[sandbox], stage=stage)
 
 
-def _decode(content: bytes, sandbox: SandboxId) -> SandboxRecord:
-    record = msgspec.json.decode(content, type=SandboxRecord)
+def take_custody(database: Database) -> None:
+    """From here on a disk that is not on record in this database is one that nobody reported."""
+    values = (datetime.now(UTC).isoformat(),)
+    database.execute("INSERT INTO custody SELECT ? WHERE NOT EXISTS (SELECT * FROM custody)", values)
+
+
+def check_table(database: Database) -> None:
+    """A damaged table may seem to lack rows, and a disk without one is removed: so every page of it is looked at."""
+    said = [str(line) for (line,) in database.rows("PRAGMA quick_check(sandboxes)")]
+    if said != ["ok"]:
+        raise unusable(database.path, ValueError("; ".join(said)[:200]))
+
+
+def decode_record(content: bytes | str, sandbox: SandboxId) -> SandboxRecord:
+    """Raises ValueError if it is not the record of this sandbox."""
+    try:
+        record = _decoder.decode(content)
+    except (msgspec.MsgspecError, TypeError) as cause:
+        raise ValueError(str(cause)) from cause
     if record.id != sandbox:
-        raise msgspec.ValidationError(f"it is of sandbox {record.id!r:.100}")
+        raise ValueError(f"it is of sandbox {record.id!r:.100}")
     return record
 
 
-def _try_read(path: Path, sandbox: SandboxId) -> SandboxRecord | None:
+def _read_row(name: str, stage: str, content: bytes | str) -> Row | None:
+    """None for what has no sandbox's name: it is nobody's record."""
     try:
-        return _decode(path.read_bytes(), sandbox)
-    except (msgspec.MsgspecError, OSError):
+        sandbox = parse_sandbox_id(name)
+    except ValueError:
         return None
+    try:
+        return Row(id=sandbox, stage=Stage(stage), record=decode_record(content, sandbox))
+    except ValueError as cause:
+        # A stage that nobody knows asks for nothing to be removed.
+        known = Stage(stage) if stage in list(Stage) else Stage.CREATED
+        return Row(id=sandbox, stage=known, record=None, flaw=str(cause))
 
 
-def _damaged(path: Path, cause: Exception) -> AtollError:
+def _damaged(row: Row, path: Path) -> AtollError:
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
-        f"the record {path} is damaged: {cause}",
-        remedy="Its disk is kept for as long as the file is there. Take from it what you need, then remove the file.",
+        f"the record of sandbox {row.id!r} in {path} is damaged: {row.flaw}",
+        remedy="Its disk is kept for as long as the record is there. Take from it what you need, stop the server, then "
+        f"""remove the record: sqlite3 {path} "DELETE FROM sandboxes WHERE id = '{row.id}'".""",
         path=str(path),
+        sandbox=row.id,
     )
 
 
-def _lost(directory: Path) -> AtollError:
+def _lost(path: Path) -> AtollError:
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
-        f"there are disks of sandboxes, and no directory {directory}",
-        remedy="Put the records back; or, if the disks may go, make that directory, empty.",
-        path=str(directory),
+        f"there are disks of sandboxes, and no records of them in {path}",
+        remedy="Put the database back; or, to begin without those sandboxes, move their disks away: the file "
+        "pool.btrfs, or what is in the directory disks where there is none.",
+        path=str(path),
     )

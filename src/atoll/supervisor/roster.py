@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.supervisor.machine import Machine
 
 IDLE_CHECK_SECONDS = 1.0
+MANY_ACTORS = 64
 
 logger = logging.getLogger("atoll.supervisor")
 
@@ -28,6 +29,7 @@ class Roster:
         self._machine = machine
         self._timeline = timeline
         self._actors: dict[SandboxId, SandboxActor] = {}
+        self._too_many = MANY_ACTORS
         self._sleeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Roster:
@@ -48,15 +50,17 @@ class Roster:
     def actor(self, sandbox_id: str) -> SandboxActor:
         name = parse_sandbox_id(sandbox_id)
         if name not in self._actors:
-            self._forget_unused()
+            if len(self._actors) >= self._too_many:
+                self._forget_unused()
             self._actors[name] = SandboxActor(name, self._machine, self._timeline)
         return self._actors[name]
 
     def _forget_unused(self) -> None:
-        """Actors of ids that were only asked about."""
+        """Actors of ids that were only asked about. All are looked at, so this is done when they have doubled."""
         for name, actor in list(self._actors.items()):
             if not actor.is_in_use and not self._machine.exists(name):
                 del self._actors[name]
+        self._too_many = max(MANY_ACTORS, 2 * len(self._actors))
 
     @property
     def is_needed(self) -> bool:

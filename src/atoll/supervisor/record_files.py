@@ -1,0 +1,69 @@
+"""Records as files, one each, which is how they were kept before there was a table: taken over into it, once.
+
+Rules:
+1. The rows are committed, and whole on the disk, before the directory is touched. A kill until then leaves the files to
+   the next, and what it finds in the table already, it leaves as it is.
+2. The directory is renamed before a file of it is removed: half of the records must never be taken for all of them,
+   neither here nor by a version that knows no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from atoll.protocol.errors import cannot_write
+from atoll.protocol.ids import SandboxId, parse_sandbox_id
+from atoll.store.database import Database
+from atoll.supervisor.records import Stage, check_table, decode_record, take_custody
+
+DIRECTORY, TAKEN_OVER = "records", "records.taken-over"
+# In this order: where an id has several, what is created counts. Its disk could be made only because whatever was there
+# before had been ended, and its disk removed.
+ENDINGS = {".json": Stage.CREATED, ".removing": Stage.REMOVING, ".making": Stage.MAKING}
+HALF_WRITTEN = ".new"
+
+
+def take_over_files(state: Path, database: Database) -> None:
+    """Nobody else may be using the state directory."""
+    files, done = state / DIRECTORY, state / TAKEN_OVER
+    try:
+        if files.is_dir():
+            _copy(files, database)
+            files.rename(done)
+        if done.is_dir():
+            _remove(done)
+    except OSError as cause:
+        raise cannot_write(str(files), cause) from cause
+
+
+def _copy(files: Path, database: Database) -> None:
+    with database.transaction():
+        for sandbox, stage, content in _read(files):
+            database.execute("INSERT OR IGNORE INTO sandboxes VALUES (?, ?, ?)", (sandbox, stage.value, content))
+        take_custody(database)
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    check_table(database)
+
+
+def _read(files: Path) -> Iterator[tuple[SandboxId, Stage, bytes]]:
+    """What is damaged comes as it is, and is listed as such later. What has no sandbox's name is nobody's record."""
+    for ending, stage in ENDINGS.items():
+        for path in files.glob(f"*{ending}"):
+            content = path.read_bytes()
+            try:
+                sandbox = parse_sandbox_id(path.stem)
+                if stage is Stage.MAKING:
+                    decode_record(content, sandbox)  # half of one is of a creation that came no further, and is undone
+            except ValueError:
+                continue
+            yield sandbox, stage, content
+
+
+def _remove(done: Path) -> None:
+    for path in done.iterdir():
+        if path.suffix in (*ENDINGS, HALF_WRITTEN):
+            path.unlink()
+    with suppress(OSError):  # somebody's own files are in there, and stay
+        done.rmdir()

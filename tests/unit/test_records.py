@@ -1,0 +1,222 @@
+"""Records in the database, from stage to stage; and those in files, taken over by whoever comes next to a kill."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.ids import SandboxId
+from atoll.store.database import NAME, Database, open_database
+from atoll.supervisor.record_files import take_over_files
+from atoll.supervisor.records import Records, Row, Stage
+from tests import kept
+from tests.unit.test_reconcile import ONE, TWO, record
+
+# Takes over copies of a directory; each time killed one line later, until it came to its end.
+KILLED_AT_EVERY_LINE = """
+import itertools, os, shutil, signal, sys
+from pathlib import Path
+from atoll.store.database import open_database
+from atoll.supervisor import record_files
+
+def take_over(state, line):
+    left = itertools.count(line, -1)
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != record_files.__file__:
+            return None
+        if event == "line" and next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    database = open_database(state)
+    sys.settrace(trace)
+    record_files.take_over_files(state, database)
+
+template, work = map(Path, sys.argv[1:])
+for line in itertools.count():
+    state = work / str(line)
+    shutil.copytree(template, state)
+    child = os.fork()
+    if child == 0:
+        take_over(state, line)
+        os._exit(0)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+        break
+"""
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with closing(open_database(tmp_path)) as database:
+        yield database
+
+
+def test_records_go_from_stage_to_stage_and_are_there_for_the_next(database: Database, tmp_path: Path) -> None:
+    records = Records(database, has_disks=False)
+
+    def check(*rows: Row) -> None:
+        assert records.rows() == Records(database, has_disks=True).rows() == list(rows)
+        assert kept.stages(tmp_path) == {row.id: row.stage for row in rows}
+
+    check()
+    records.begin(record(ONE))
+    check(Row(id=ONE, stage=Stage.MAKING, record=record(ONE)))
+    assert not records.exists(ONE) and records.is_taken(ONE) and records.created() == []
+    assert records.find(ONE) is records.find_to_remove(ONE) is None
+    records.commit(ONE)
+    check(Row(id=ONE, stage=Stage.CREATED, record=record(ONE)))
+    assert records.exists(ONE)
+    changed = msgspec.structs.replace(record(ONE), env={"a": "b"})
+    records.replace(changed)
+    check(Row(id=ONE, stage=Stage.CREATED, record=changed))
+    assert records.find(ONE) == records.find_to_remove(ONE) == changed
+    records.begin_removal(ONE)
+    records.begin_removal(ONE)
+    check(Row(id=ONE, stage=Stage.REMOVING, record=changed))
+    assert records.find(ONE) is None and records.find_to_remove(ONE) == changed
+    records.forget(ONE)
+    records.forget(ONE)
+    check()
+
+
+def test_a_change_that_was_not_written_is_not_believed(database: Database) -> None:
+    records = Records(database, has_disks=False)
+    records.begin(record(ONE))
+    database.execute("PRAGMA query_only=1")
+    changed = msgspec.structs.replace(record(ONE), env={"a": "b"})
+    changes: list[Callable[[], None]] = [
+        lambda: records.begin(record(TWO)),
+        lambda: records.commit(ONE),
+        lambda: records.replace(changed),
+        lambda: records.forget(ONE),
+    ]
+    for change in changes:
+        with pytest.raises(AtollError):
+            change()
+        assert records.rows() == [Row(id=ONE, stage=Stage.MAKING, record=record(ONE))]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'"\xff', b"[" * 100_000, "text", 7, msgspec.json.encode(record(TWO))])
+@pytest.mark.parametrize("stage", ["created", "not a stage", b"\0"])
+def test_a_record_that_cannot_be_read_is_damaged(
+    database: Database, content: bytes | str | int, stage: bytes | str
+) -> None:
+    database.execute("INSERT INTO sandboxes VALUES ('one', ?, ?)", (stage, content))
+    records = Records(database, has_disks=False)
+    (row,) = records.rows()
+    assert (row.id, row.stage, row.record) == (ONE, Stage.CREATED, None)
+    assert records.exists(ONE) and records.created() == []
+    with pytest.raises(AtollError) as caught:
+        records.find(ONE)
+    assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
+
+
+def test_a_row_without_a_sandboxs_name_is_nobodys_record(database: Database) -> None:
+    for name in ("", "Not an id", b"bytes"):
+        database.execute("INSERT INTO sandboxes VALUES (?, 'created', '')", (name,))
+    assert Records(database, has_disks=False).rows() == []
+
+
+def test_disks_without_any_record_are_not_taken_for_leftovers(database: Database) -> None:
+    for _ in range(2):
+        with pytest.raises(AtollError) as caught:
+            Records(database, has_disks=True)
+        assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
+    Records(database, has_disks=False)
+    assert Records(database, has_disks=True).rows() == []
+
+
+def write_files(state: Path) -> None:
+    """As an earlier version left them, also where one id has several."""
+    files = state / "records"
+    files.mkdir(parents=True)
+    for name, ending in (
+        ("one", "json"),
+        ("one", "removing"),
+        ("one", "making"),
+        ("two", "removing"),
+        ("two", "making"),
+        ("three", "making"),
+    ):
+        (files / f"{name}.{ending}").write_bytes(msgspec.json.encode(record(SandboxId(name))))
+    (files / "damaged.json").write_bytes(b"{")
+    (files / "half-written.making").write_bytes(b"{")
+    (files / "one.new").write_bytes(b"{")
+
+
+TAKEN_OVER = {"one": "created", "two": "removing", "three": "making", "damaged": "created"}
+
+
+def take_over(state: Path) -> list[Row]:
+    with closing(open_database(state)) as database:
+        take_over_files(state, database)
+        return Records(database, has_disks=True).rows()
+
+
+def test_files_are_taken_over_as_they_are(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    expected = [
+        Row(id=SandboxId("damaged"), stage=Stage.CREATED, record=None, flaw="Input data was truncated"),
+        *(
+            Row(id=SandboxId(name), stage=Stage(TAKEN_OVER[name]), record=record(SandboxId(name)))
+            for name in ("one", "three", "two")
+        ),
+    ]
+    assert take_over(tmp_path) == expected
+    assert not list(tmp_path.glob("records*"))
+    assert take_over(tmp_path) == expected
+
+
+def test_files_that_are_nobodys_record_stay(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    for name in ("README", "one.json.bak"):
+        (tmp_path / "records" / name).touch()
+    for _ in range(2):
+        take_over(tmp_path)
+        assert not (tmp_path / "records").exists()
+        assert sorted(path.name for path in (tmp_path / "records.taken-over").iterdir()) == ["README", "one.json.bak"]
+    assert kept.stages(tmp_path) == TAKEN_OVER
+
+
+def test_an_empty_directory_of_records_says_that_there_are_none(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    assert take_over(tmp_path) == []
+
+
+def test_files_are_taken_over_whole_when_that_is_killed_at_any_line(tmp_path: Path) -> None:
+    template, work = tmp_path / "template", tmp_path / "work"
+    write_files(template)
+    work.mkdir()
+    subprocess.run([sys.executable, "-c", KILLED_AT_EVERY_LINE, template, work], check=True)
+    left = list(work.iterdir())
+    had_rows = 0
+    for state in left:
+        has_all_files = (state / "records").is_dir() and len(list((state / "records").iterdir())) == 9
+        had_rows += kept.stages(state) == TAKEN_OVER
+        assert has_all_files or kept.stages(state) == TAKEN_OVER, "the records are in one place or the other, whole"
+        take_over(state)
+        assert kept.stages(state) == TAKEN_OVER
+        assert not list(state.glob("records*"))
+    assert 2 < had_rows < len(left) - 2, "it was killed before and after the rows were there"
+
+
+def test_a_directory_that_cannot_be_renamed_is_named_and_its_records_stay(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    (tmp_path / "records.taken-over").mkdir()
+    (tmp_path / "records.taken-over/README").touch()
+    with pytest.raises(AtollError) as caught:
+        take_over(tmp_path)
+    assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
+    assert len(list((tmp_path / "records").iterdir())) == 9
+    shutil.rmtree(tmp_path / "records.taken-over")
+    take_over(tmp_path)
+    assert (tmp_path / NAME).exists() and not (tmp_path / "records").exists()
