@@ -18,8 +18,12 @@ from typing import Any
 
 import pytest
 
+from atoll.client import local_server
+from atoll.client.local_server import LocalServer
+from atoll.client.network import UnixAddress, connect
+from atoll.client.server import Server
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.sandboxes import SandboxOptions, SandboxState
+from atoll.protocol.sandboxes import SandboxOptions, SandboxState, ServerInfo
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
 from tests.system.serving import HANG_SECONDS, RunningServer, wait_for_end
 from tests.system.test_server import first_process, wait_for_event
@@ -293,6 +297,61 @@ async def test_the_server_starts_by_itself_once_and_leaves_when_nobody_needs_it(
     assert lines == 11  # the files were kept
     assert later != pid
     await wait_for_end(later)
+
+
+@pytest.fixture
+def hasty_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalServer:
+    """A machine whose server leaves after a third of a second without clients."""
+    monkeypatch.setattr(local_server, "COMMAND", [*local_server.COMMAND, "--idle-exit", "0.3"])
+    return LocalServer(tmp_path / "state", tmp_path / "run")
+
+
+async def visit(local: LocalServer) -> int:
+    """A client with connections of its own; the server's pid."""
+    server = Server("", None, local)
+    info = await server.ask("GET", "/v1/server", ServerInfo)
+    server.transport.close_idle()
+    return info.pid
+
+
+async def test_all_clients_that_come_around_the_end_of_the_server_are_served(hasty_server: LocalServer) -> None:
+    """The server stands still while they come, at another moment of its last second each time.
+
+    Afterwards everything it waits for has happened at once: the end of its patience, and its clients.
+    """
+    pids = set()
+    for number in range(20):
+        pids.add(pid := await visit(hasty_server))
+        await asyncio.sleep(number * 0.05)
+        with suppress(ProcessLookupError):  # it has left
+            os.kill(pid, signal.SIGSTOP)
+        clients = asyncio.gather(*(visit(hasty_server) for _ in range(10)))
+        await asyncio.sleep(0.5)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        pids.update(await clients)
+    assert len(pids) > 2  # so some came to one, and some to the next
+    for pid in pids:
+        await wait_for_end(pid)
+
+
+async def test_a_server_whose_client_comes_at_the_last_moment_stays(hasty_server: LocalServer) -> None:
+    """That client has looked the socket up before it was put away, which is the same as looking where it is now."""
+    put_away = hasty_server.runtime / "server.sock.leaving"
+    stayed, pids = False, set()
+    while not stayed:
+        pids.add(pid := await visit(hasty_server))
+        while not put_away.exists():
+            await asyncio.sleep(0)
+        with suppress(FileNotFoundError, ConnectionRefusedError):  # we were too late
+            late = await connect(UnixAddress(str(put_away)), HANG_SECONDS)
+            while put_away.exists():
+                await asyncio.sleep(0.01)
+            stayed = await visit(hasty_server) == pid
+            late.close()
+    for pid in pids:
+        await wait_for_end(pid)
+    assert "somebody came at the last moment" in (hasty_server.state / "server.log").read_text()
 
 
 async def run_at_once(program: str, times: int) -> list[tuple[int, int]]:
