@@ -94,6 +94,13 @@ async def test_sessions_keep_their_state_and_are_apart(half: Half, server: Runni
     await half.run(session.delete)
     with pytest.raises(LookupError):
         await half.run(sandbox.get_session, "mine")
+    with pytest.raises(LookupError):
+        await half.run(sandbox.delete_session, "mine")
+    happened = [(event.what, event.cause, event.by) for event in await half.run(sandbox.events)][1:]
+    assert happened == [
+        ("session_created", "'mine' was asked for", "local"),
+        ("session_deleted", "'mine' was asked for", "local"),
+    ]
 
 
 async def test_a_wrong_key_is_a_permission_error(half: Half, server: RunningServer) -> None:

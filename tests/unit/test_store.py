@@ -74,6 +74,21 @@ def test_a_timeline_is_numbered_by_sandbox_and_read_from_where_one_was(store: sq
     assert [event.number for event in line.since(B, 0)] == [1]
 
 
+def test_a_timeline_keeps_the_last_change_of_state_whatever_happens_since(
+    store: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "MAX_EVENTS", 3)
+    line = Timeline(store)
+    for what in ("created", "frozen", *["session_created"] * 9):
+        line.add(A, what, cause="", by="")
+    assert [event.number for event in line.since(A, 0)] == [2, 9, 10, 11]
+    line.add(A, "thawed", cause="", by="")
+    assert [event.number for event in line.since(A, 0)] == [10, 11, 12]
+    change = line.last_change(A)
+    assert change and change.what == "thawed"
+    assert line.last_change(B) is None
+
+
 def test_a_timeline_drops_its_oldest_and_goes_on_counting(
     store: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

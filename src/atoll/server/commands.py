@@ -154,11 +154,9 @@ async def list_sessions(request: Request) -> Response:
 async def post_session(request: Request) -> Response:
     asked = await read_json(request, SessionRequest)
     call = CreateSession(session_id=asked.id or f"session-{uuid4().hex[:12]}", cwd=asked.cwd, env=dict(asked.env))
-    created = await actor_of(request).do(caller_of(request), lambda link: link.create_session(call))
-    return json_response(created, 201)
+    return json_response(await actor_of(request).create_session(call, caller_of(request)), 201)
 
 
 async def delete_session(request: Request) -> Response:
-    session_id = request.path_params["session_id"]
-    await actor_of(request).do(caller_of(request), lambda link: link.delete_session(session_id))
+    await actor_of(request).delete_session(request.path_params["session_id"], caller_of(request))
     return Response(status_code=204)

@@ -1,5 +1,6 @@
 """What happened to each sandbox, the latest MAX_EVENTS of it. The next sandbox of an id begins anew.
 
+The last change of state is kept however much happened since: it says why a sandbox is in the state it is in.
 Of those that were destroyed, the latest MAX_RETIRED are remembered.
 """
 
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.sandboxes import SandboxEvent
+from atoll.protocol.sandboxes import STATE_CHANGES, SandboxEvent
 
 MAX_EVENTS = 1_000
 MAX_RETIRED = 1_000
@@ -30,8 +31,20 @@ class Timeline:
         (number,) = self._database.execute(query, (sandbox,)).fetchone()
         event = SandboxEvent(number=number, time=datetime.now(UTC), what=what, cause=cause, by=by)
         self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (sandbox, number, _encode(event)))
-        self._database.execute("DELETE FROM events WHERE sandbox = ? AND number <= ?", (sandbox, number - MAX_EVENTS))
+        if number > MAX_EVENTS:
+            change = self.last_change(sandbox)
+            query = "DELETE FROM events WHERE sandbox = ? AND number <= ? AND number != ?"
+            self._database.execute(query, (sandbox, number - MAX_EVENTS, change.number if change else 0))
         return event
+
+    def last_change(self, sandbox: SandboxId) -> SandboxEvent | None:
+        """What last happened to its state."""
+        query = "SELECT event FROM events WHERE sandbox = ? ORDER BY number DESC"
+        for (encoded,) in self._database.execute(query, (sandbox,)):
+            event = _decode(encoded)
+            if event.what in STATE_CHANGES:
+                return event
+        return None
 
     def since(self, sandbox: SandboxId, number: int) -> list[SandboxEvent]:
         """Those after `number`, in order."""

@@ -28,6 +28,7 @@ from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:
     from atoll.protocol.ids import SandboxId
+    from atoll.protocol.messages import CreateSession, SessionInfo
     from atoll.store.timeline import Timeline
     from atoll.supervisor.machine import Machine
 
@@ -36,7 +37,6 @@ UNREAD_EVENTS = 256
 DESTROYED = "destroyed"
 END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
 MAX_ATTEMPTS = 3
-STATE_CHANGES = {"created", "started", "frozen", "thawed", "stopped"}
 
 T = TypeVar("T")
 
@@ -150,7 +150,7 @@ class SandboxActor:
         try:
             live = await self._machine.adopt(self.name)
         except AtollError:
-            if self._last_change() not in (None, "stopped"):
+            if (change := self._timeline.last_change(self.name)) and change.what != "stopped":
                 self._note("stopped", cause="it ended while no server ran", by="kernel")
             return
         self._take(live)
@@ -227,13 +227,12 @@ class SandboxActor:
 
     async def info(self) -> SandboxInfo:
         record = self._record()
-        history = self._timeline.since(self.name, 0)
-        changes = [event for event in history if event.what in STATE_CHANGES]
+        change = self._timeline.last_change(self.name)
         return SandboxInfo(
             id=self.name,
             state=self._state(),
-            since=changes[-1].time if changes else record.created_at,
-            cause=changes[-1].cause if changes else "",
+            since=change.time if change else record.created_at,
+            cause=change.cause if change else "",
             created_at=record.created_at,
             image=record.image,
             image_state=record.image_state,
@@ -289,6 +288,19 @@ class SandboxActor:
             if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:  # if it ends just now, the next start has them
                 raise
 
+    async def create_session(self, call: CreateSession, by: str) -> SessionInfo:
+        created = await self.do(by, lambda link: link.create_session(call))
+        self._note_session("session_created", call.session_id, by)
+        return created
+
+    async def delete_session(self, session_id: str, by: str) -> None:
+        await self.do(by, lambda link: link.delete_session(session_id))
+        self._note_session("session_deleted", session_id, by)
+
+    def _note_session(self, what: str, session_id: str, by: str) -> None:
+        if self._machine.exists(self.name):  # its end is the last that is noted
+            self._note(what, cause=f"{session_id!r} was asked for", by=by)
+
     def events(self, since: int) -> list[SandboxEvent]:
         events = self._timeline.since(self.name, since)
         if not events and not since:
@@ -324,11 +336,6 @@ class SandboxActor:
                 queue.get_nowait()
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(event)
-
-    def _last_change(self) -> str | None:
-        """What last happened to its state."""
-        changes = [event.what for event in self._timeline.since(self.name, 0) if event.what in STATE_CHANGES]
-        return changes[-1] if changes else None
 
     def _record(self) -> SandboxRecord:
         record = self._machine.find(self.name)
