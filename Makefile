@@ -4,7 +4,7 @@
 
 run: ## make a sandbox and run Python and shell code in it
 	@scripts/setup run
-	@.venv/bin/python examples/first_sandbox.py
+	@.venv/bin/python scripts/with_own_server.py .venv/bin/python examples/first_sandbox.py
 
 test: ## every test, with the linters
 	@scripts/setup test

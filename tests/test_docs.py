@@ -47,11 +47,28 @@ def test_the_snippets_of_the_readme_run(server: dict[str, str], tmp_path: Path) 
             assert words in shown.stdout
 
 
-def test_the_first_sandbox_shows_what_it_promises() -> None:
-    shown = subprocess.run([sys.executable, ROOT / "examples/first_sandbox.py"], capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stderr
-    for words in ("root@user-123 in /workspace", "34 55 89", "exit code 127", "is still there"):
+def test_the_first_sandbox_shows_what_it_promises_and_leaves_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "own"
+    place.mkdir()
+    shown = subprocess.run(
+        [sys.executable, ROOT / "scripts/with_own_server.py", sys.executable, ROOT / "examples/first_sandbox.py"],
+        env=os.environ | {"TMPDIR": str(place), "ATOLL_URL": "http://127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for words in (
+        "root@user-123 in /workspace",
+        "34 55 89",
+        "exit code 124, then: hello you, from /tmp",
+        "3\n2\n1\ngone\n",
+        "gcc in /usr",
+        "exit code 127",
+        "nobody has been here: 0 files",
+        "is still there",
+    ):
         assert words in shown.stdout
+    assert not list(place.iterdir())
 
 
 def test_commands_the_documents_name_exist() -> None:

@@ -18,10 +18,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from atoll.protocol.commands import SessionRequest
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import Call, ExecDone, decode_call, encode_message
+from atoll.protocol.messages import Call, ExecDone, SessionInfo, decode_call, encode_message
 from atoll.protocol.sandboxes import (
     EventList,
     SandboxEvent,
@@ -183,6 +184,7 @@ class ContractServer(socketserver.ThreadingUnixStreamServer):
         self.api_key = api_key
         self.sandboxes: dict[str, SandboxInfo] = {}
         self.options: dict[str, SandboxOptions] = {}
+        self.sessions: dict[str, SessionInfo] = {}
         self.requests: list[tuple[str, str, bytes]] = []
         self.connections: list[socket.socket] = []
         self.on_call: Callable[[Conversation], None] = lambda conversation: conversation.done()
@@ -282,6 +284,16 @@ class ContractHandler(BaseHTTPRequestHandler):
                 self.answer(200, changed)
             case "PATCH", ["sandboxes", id, "env"]:
                 self.answer(200, self.sandbox(id))
+            case "POST", ["sandboxes", id, "sessions"]:
+                asked = msgspec.json.decode(body, type=SessionRequest)
+                assert asked.id
+                made = SessionInfo(id=asked.id, cwd=asked.cwd, created_at=1.0, commands_waiting=0)
+                self.server.sessions[asked.id] = made
+                self.answer(201, made)
+            case "DELETE", ["sandboxes", id, "sessions", session]:
+                if self.server.sessions.pop(session, None) is None:
+                    raise error(ErrorCode.SESSION_NOT_FOUND, f"no session {session!r}")
+                self.answer(204)
             case "GET", ["sandboxes", id, "events"]:
                 self.events(int(parse_qs(url.query)["since"][0]))
             case _:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import io
+import json
 import os
 import subprocess
 import sys
@@ -20,12 +21,9 @@ import atoll
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import (
-    CreateSession,
-    DeleteSession,
     Exec,
     ExecShell,
     ListSessions,
-    SessionInfo,
     Sessions,
     encode_message,
 )
@@ -614,28 +612,19 @@ async def test_a_path_in_front_of_ours_is_kept(half: Half) -> None:
 
 
 async def test_sessions_are_made_found_listed_used_and_deleted(half: Half, stub: ContractServer) -> None:
-    live: dict[str, SessionInfo] = {}
     calls: list[Any] = []
 
     def agent(conversation: Conversation) -> None:
         calls.append(conversation.call)
-        match conversation.call:
-            case CreateSession(session_id=id, cwd=cwd):
-                live[id] = SessionInfo(id=id, cwd=cwd, created_at=1.0, commands_waiting=0)
-                conversation.answer(live[id])
-            case ListSessions():
-                conversation.answer(Sessions(sessions=list(live.values())))
-            case DeleteSession(session_id=id) if id in live:
-                conversation.answer(live.pop(id))
-            case DeleteSession(session_id=id):
-                conversation.failed(error(ErrorCode.SESSION_NOT_FOUND, f"no session {id!r}"))
-            case _:
-                conversation.done()
+        if isinstance(conversation.call, ListSessions):
+            conversation.answer(Sessions(sessions=list(stub.sessions.values())))
+        else:
+            conversation.done()
 
     stub.on_call = agent
     sandbox = sandbox_of(half, stub)
     session = await half.run(sandbox.create_session, "build", env={"A": "1"}, cwd="/src")
-    assert calls[-1] == CreateSession(session_id="build", cwd="/src", env={"A": "1"})
+    assert json.loads(stub.requests[-1][2]) == {"id": "build", "cwd": "/src", "env": {"A": "1"}}
     assert (session.id, session.sandbox_id) == ("build", "user-123")
     result = await half.run(session.exec, "make")
     assert calls[-1] == ExecShell(command="make", session_id="build", max_output=64 * 2**20)
@@ -649,6 +638,9 @@ async def test_sessions_are_made_found_listed_used_and_deleted(half: Half, stub:
     for attempt in (sandbox.get_session, sandbox.delete_session):
         with pytest.raises(LookupError, match="SESSION_NOT_FOUND"):
             await half.run(attempt, "build")
+    for attempt in (sandbox.create_session, sandbox.delete_session):
+        with pytest.raises(ValueError, match="INVALID_SESSION_ID"):
+            await half.run(attempt, "../other")
 
 
 # What people see

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import resource
+import select
 import socket
 import ssl
 import subprocess
@@ -222,6 +223,53 @@ async def test_an_idle_connection_that_was_closed_is_not_used(half: Half) -> Non
             assert await ask(half, transport) == b"{}"
             server._threads[number].join()
         assert server.accepted == 3
+
+
+async def test_a_request_that_a_server_left_unread_is_made_again(half: Half, tmp_path: Path) -> None:
+    """On a new connection and on a kept one; and nothing that may have been heard."""
+    heard: list[bytes] = []
+
+    def behave(peer: socket.socket) -> None:
+        if server.accepted == 1:
+            heard.append(read_request(peer))
+            peer.sendall(JSON_OK)
+        if server.accepted <= 2:
+            select.select([peer], [], [])
+            return
+        heard.append(read_request(peer))
+        if server.accepted == 3:
+            peer.sendall(JSON_OK)
+
+    with RawServer(behave, tmp_path / "server.sock") as server:
+        transport = transport_to(half, server.url)
+        await ask(half, transport)
+        await ask(half, transport)
+        assert server.accepted == 3
+        with pytest.raises(ConnectionError, match="hung up"):
+            await ask(half, transport)
+        assert (server.accepted, len(heard)) == (4, 3)
+
+
+async def test_a_request_that_is_never_read_is_not_repeated_for_ever(half: Half, tmp_path: Path) -> None:
+    def behave(peer: socket.socket) -> None:
+        select.select([peer], [], [])
+
+    with RawServer(behave, tmp_path / "server.sock") as server:
+        with pytest.raises(ConnectionError) as caught:
+            await ask(half, transport_to(half, server.url))
+        assert isinstance(caught.value, AtollError)
+        assert caught.value.code is ErrorCode.SERVER_LOST
+        assert server.accepted == 3
+
+
+async def test_a_request_that_was_streamed_is_not_repeated(half: Half, tmp_path: Path) -> None:
+    def behave(peer: socket.socket) -> None:
+        peer.recv(10)
+
+    with RawServer(behave, tmp_path / "server.sock") as server:
+        with pytest.raises(ConnectionError):
+            await ask(half, transport_to(half, server.url), body=iter([b"x" * 1000]))
+        assert server.accepted == 1
 
 
 async def test_an_idle_connection_with_something_unasked_on_it_is_not_used(half: Half) -> None:

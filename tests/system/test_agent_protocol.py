@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -169,6 +171,42 @@ async def test_an_agent_that_hangs_up_is_lost(tmp_path: Path) -> None:
     async with false_agent(tmp_path, hang_up) as link:
         with pytest.raises(AgentLostError):
             await link.run(Exec(argv=["true"]))
+
+
+async def test_a_call_that_the_agent_did_not_read_to_its_end_is_known_to_have_done_nothing(tmp_path: Path) -> None:
+    call = Exec(argv=["true", "x" * 100_000], max_output=0)
+    for is_taken, read_bytes in ((False, 0), (True, 0), (True, 5), (True, 100_000)):
+        assert await failure_of(tmp_path, call, is_taken, read_bytes) is ErrorCode.SANDBOX_NOT_RUNNING
+    assert await failure_of(tmp_path, call, True, len(encode_message(call)) + 5) is ErrorCode.AGENT_LOST
+
+
+async def test_a_call_with_input_may_have_done_something_although_not_all_was_read(tmp_path: Path) -> None:
+    call = Exec(argv=["cat"], max_output=0)
+    assert await failure_of(tmp_path, call, True, 5, stdin=b"x" * 1000) is ErrorCode.AGENT_LOST
+
+
+async def failure_of(
+    directory: Path, call: Exec, is_taken: bool, read_bytes: int, stdin: bytes | None = None
+) -> ErrorCode:
+    """How a call fails whose agent takes the connection, or does not, reads so much and is gone."""
+    path = directory / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        listener.listen()
+        async with AgentLink(path) as link:
+            running = asyncio.create_task(link.run(call, stdin))
+            await asyncio.to_thread(select.select, [listener], [], [])
+            if is_taken:
+                peer, _ = listener.accept()
+                with peer:
+                    while read_bytes:
+                        read_bytes -= len(await asyncio.to_thread(peer.recv, read_bytes))
+                    await asyncio.to_thread(select.select, [peer], [], [], 0 if stdin is None else None)
+            listener.close()
+            with pytest.raises(AgentLostError) as caught:
+                await running
+            return caught.value.code
 
 
 async def test_an_agent_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,34 @@ def test_one_word_is_for_the_shell_and_several_are_for_none(cli: Cli) -> None:
     assert cli("run", "--", "echo", "$HOME", "|", "-n").stdout == b"$HOME | -n\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("no-such-program",), 127),
+        (("/etc",), 126),
+        (("--", "sh", "-c", "exit 255"), 255),
+        (("--", "sh", "-c", "kill -KILL $$"), 128 + signal.SIGKILL),
+        (("sh -c 'kill -INT $$'",), 128 + signal.SIGINT),
+        (("exit 300",), 44),
+        (("--timeout", "100ms", "sleep 60"), 124),
+        (("--timeout", "100ms", "--", "sh", "-c", "trap '' TERM; while :; do sleep 1; done"), 124),
+    ],
+)
+def test_exit_codes_are_those_of_a_shell(cli: Cli, words: tuple[str, ...], code: int) -> None:
+    assert cli("run", *words).returncode == code
+    ran = cli("exec", "a", "--json", *words)
+    assert ran.returncode == json.loads(ran.stdout)["exit_code"] == code
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_ctrl_c_is_130(cli: Cli, options: tuple[str, ...]) -> None:
+    sandbox(cli, "a")
+    with cli.start("exec", "a", *options, "echo up > up; sleep 1000") as running:
+        cli("exec", "a", "--session", "other", "until [ -s /workspace/up ]; do sleep 0.01; done")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(PATIENCE_SECONDS) == 130
+
+
 def test_options_of_a_command(cli: Cli) -> None:
     ran = cli("exec", "a", "--cwd", "/usr", "--env", "A=1=2", "--env", "B=", "pwd; echo $A${B-unset}")
     assert ran.stdout == b"/usr\n1=2\n"
@@ -285,11 +313,16 @@ def test_a_key_opens_a_running_server_until_it_is_taken_away(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("exec", "Bad_Id", "true"), 1, "[INVALID_SANDBOX_ID]"),
-        (("run", "--", "no-such-program", "x"), 1, "[COMMAND_NOT_FOUND]"),
-        (("run", "--image", "none", "true"), 1, "[IMAGE_NOT_FOUND]"),
-        (("run", "--timeout", "soon", "true"), 1, "[INVALID_REQUEST]"),
-        (("exec", "a", "--session", "-", "true"), 1, "[INVALID_SESSION_ID]"),
+        (("run", "--", "no-such-program", "x"), 127, "[COMMAND_NOT_FOUND]"),
+        (("exec", "a", "--", "./no/such/program", "x"), 127, "[COMMAND_NOT_FOUND]"),
+        (("run", "--", "/etc/passwd", "x"), 126, "[PERMISSION_DENIED]"),
+        (("exec", "a", "--", "/etc", "x"), 126, "[PERMISSION_DENIED]"),
+        (("exec", "a", "--cwd", "/no/such/place", "true"), 125, "[FILE_NOT_FOUND]"),
+        (("exec", "Bad_Id", "true"), 125, "[INVALID_SANDBOX_ID]"),
+        (("run", "--image", "none", "true"), 125, "[IMAGE_NOT_FOUND]"),
+        (("run", "--timeout", "soon", "true"), 125, "[INVALID_REQUEST]"),
+        (("run", "--url", "unix:///no/such", "true"), 125, "[SERVER_NOT_REACHABLE]"),
+        (("exec", "a", "--session", "-", "true"), 125, "[INVALID_SESSION_ID]"),
         (("events", "nobody"), 1, "[SANDBOX_NOT_FOUND]"),
         (("ls", "--url", "ftp://x"), 1, "[INVALID_REQUEST]"),
         (("ls", "--url", "unix:///no/such"), 1, "[SERVER_NOT_REACHABLE]"),
@@ -310,7 +343,7 @@ def test_what_is_wrong_is_said_with_a_remedy(cli: Cli, words: tuple[str, ...], c
     assert first.startswith("atoll: ")
     assert said in ran.stderr.decode()
     assert all(line.startswith("  ") for line in rest)
-    in_json = cli(words[0], "--json", *words[1:]) if code == 1 else cli(*words, "--json")
+    in_json = cli(words[0], "--json", *words[1:]) if code != 2 else cli(*words, "--json")
     assert in_json.returncode == code
     problem = json.loads(in_json.stderr)
     assert problem["message"] in first
@@ -324,7 +357,7 @@ def test_a_command_that_is_not_text_is_refused(cli: Cli) -> None:
         capture_output=True,
         stdin=subprocess.DEVNULL,
     )
-    assert (ran.returncode, b"[INVALID_COMMAND]" in ran.stderr, b"Traceback" in ran.stderr) == (1, True, False)
+    assert (ran.returncode, b"[INVALID_COMMAND]" in ran.stderr, b"Traceback" in ran.stderr) == (125, True, False)
 
 
 def completed(cli: Cli, *words: str, **env: str) -> list[str]:

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll.client import local_server
+from atoll.client.local_server import LocalServer
+from atoll.client.network import UnixAddress, connect
+from atoll.client.server import Server
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.sandboxes import SandboxOptions, SandboxState
+from atoll.protocol.sandboxes import SandboxOptions, SandboxState, ServerInfo
 from tests import kept
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
 from tests.system.serving import HANG_SECONDS, RunningServer, wait_for_end
 from tests.system.test_server import first_process, wait_for_event
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+PIDFD_GETFD = 438
 
 
 @pytest.fixture(params=[AsyncHalf, BlockingHalf], ids=lambda half: half.name)
@@ -83,6 +95,13 @@ async def test_sessions_keep_their_state_and_are_apart(half: Half, server: Runni
     await half.run(session.delete)
     with pytest.raises(LookupError):
         await half.run(sandbox.get_session, "mine")
+    with pytest.raises(LookupError):
+        await half.run(sandbox.delete_session, "mine")
+    happened = [(event.what, event.cause, event.by) for event in await half.run(sandbox.events)][1:]
+    assert happened == [
+        ("session_created", "'mine' was asked for", "local"),
+        ("session_deleted", "'mine' was asked for", "local"),
+    ]
 
 
 async def test_a_wrong_key_is_a_permission_error(half: Half, server: RunningServer) -> None:
@@ -104,6 +123,83 @@ async def test_a_sandbox_whose_first_process_is_killed_is_stopped_and_starts_aga
     assert (status.state, status.cause, status.use) == (SandboxState.STOPPED, "its first process was killed", None)
     assert (await sandbox.exec("cat file; echo $A")).stdout == "kept\n1\n"
     assert (await sandbox.status()).state is SandboxState.RUNNING
+    await sandbox.aclose()
+
+
+async def test_a_command_that_comes_before_the_server_knows_of_the_end_runs_once_on_a_new_start(
+    server: RunningServer,
+) -> None:
+    """The server stands still while the first process is killed, so it learns of both at once."""
+    sandbox = server.sandbox("killed-unseen")
+    await sandbox.exec("echo kept > file")
+    for number in range(12):
+        agent = first_process(server, "killed-unseen")
+        server.process.send_signal(signal.SIGSTOP)
+        running = asyncio.create_task(run_one_way_or_another(server, number))
+        os.kill(agent, signal.SIGKILL)
+        await wait_for_end(agent)
+        server.process.send_signal(signal.SIGCONT)
+        assert await running == "kept\n"
+    assert (await sandbox.exec("cat runs")).stdout.split() == [str(number) for number in range(12)]
+    changes = [event.what for event in await sandbox.events()]
+    assert changes == ["created"] + ["stopped", "started"] * 12
+    await sandbox.aclose()
+
+
+async def run_one_way_or_another(server: RunningServer, number: int) -> str:
+    """What a command prints that leaves its number: by the SDK, with input, as JSON, and as events."""
+    command = f"cat file; echo {number} >> runs"
+    sandbox = server.sandbox("killed-unseen")
+    try:
+        if number % 4 < 2:
+            stdin = None if number % 4 else "input"
+            return (await sandbox.exec(command, stdin=stdin)).stdout
+    finally:
+        await sandbox.aclose()
+    headers = {"Accept": "text/event-stream"} if number % 4 == 2 else {}
+    body = (await server.ask("POST", "/v1/sandboxes/killed-unseen/exec", {"command": command}, headers=headers)).body
+    assert b"kept" in body, body
+    return "kept\n"
+
+
+async def test_a_call_that_the_first_process_never_read_is_made_again_on_a_new_start(server: RunningServer) -> None:
+    """It stands still, so that the call waits unread, until it is killed."""
+    sandbox = server.sandbox("killed-deaf")
+    await sandbox.exec("true")
+    for number in range(5):
+        agent = first_process(server, "killed-deaf")
+        os.kill(agent, signal.SIGSTOP)
+        running = asyncio.create_task(sandbox.exec(f"echo {number} >> runs"))
+        while not has_unread_call(agent):
+            await asyncio.sleep(0.01)
+        os.kill(agent, signal.SIGKILL)
+        assert (await running).exit_code == 0
+    assert (await sandbox.exec("cat runs")).stdout.split() == ["0", "1", "2", "3", "4"]
+    await sandbox.aclose()
+
+
+def has_unread_call(agent: int) -> bool:
+    """Whether a socket of this process, which must stand still, holds bytes that it has not read."""
+    found = []
+    process = os.pidfd_open(agent)
+    for number in os.listdir(f"/proc/{agent}/fd"):
+        if os.readlink(f"/proc/{agent}/fd/{number}").startswith("socket:"):
+            own = LIBC.syscall(PIDFD_GETFD, process, int(number), 0)
+            with socket.socket(fileno=own) as peer, suppress(OSError):  # of one that listens it cannot be asked
+                found.append(fcntl.ioctl(peer, termios.FIONREAD, bytes(4)) != bytes(4))
+    os.close(process)
+    return any(found)
+
+
+async def test_a_command_that_was_taken_when_the_first_process_was_killed_is_lost(server: RunningServer) -> None:
+    sandbox = server.sandbox("killed-busy")
+    async with sandbox.exec_stream("echo begun; sleep 1000") as stream:
+        with pytest.raises(ConnectionError) as caught:
+            async for event in stream:
+                if event.data == "begun\n":
+                    os.kill(first_process(server, "killed-busy"), signal.SIGKILL)
+    assert isinstance(caught.value, AtollError)
+    assert caught.value.code is ErrorCode.AGENT_LOST
     await sandbox.aclose()
 
 
@@ -209,6 +305,61 @@ async def test_the_server_starts_by_itself_once_and_leaves_when_nobody_needs_it(
     assert lines == 11  # the files were kept
     assert later != pid
     await wait_for_end(later)
+
+
+@pytest.fixture
+def hasty_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalServer:
+    """A machine whose server leaves after a third of a second without clients."""
+    monkeypatch.setattr(local_server, "COMMAND", [*local_server.COMMAND, "--idle-exit", "0.3"])
+    return LocalServer(tmp_path / "state", tmp_path / "run")
+
+
+async def visit(local: LocalServer) -> int:
+    """A client with connections of its own; the server's pid."""
+    server = Server("", None, local)
+    info = await server.ask("GET", "/v1/server", ServerInfo)
+    server.transport.close_idle()
+    return info.pid
+
+
+async def test_all_clients_that_come_around_the_end_of_the_server_are_served(hasty_server: LocalServer) -> None:
+    """The server stands still while they come, at another moment of its last second each time.
+
+    Afterwards everything it waits for has happened at once: the end of its patience, and its clients.
+    """
+    pids = set()
+    for number in range(20):
+        pids.add(pid := await visit(hasty_server))
+        await asyncio.sleep(number * 0.05)
+        with suppress(ProcessLookupError):  # it has left
+            os.kill(pid, signal.SIGSTOP)
+        clients = asyncio.gather(*(visit(hasty_server) for _ in range(10)))
+        await asyncio.sleep(0.5)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        pids.update(await clients)
+    assert len(pids) > 2  # so some came to one, and some to the next
+    for pid in pids:
+        await wait_for_end(pid)
+
+
+async def test_a_server_whose_client_comes_at_the_last_moment_stays(hasty_server: LocalServer) -> None:
+    """That client has looked the socket up before it was put away, which is the same as looking where it is now."""
+    put_away = hasty_server.runtime / "server.sock.leaving"
+    stayed, pids = False, set()
+    while not stayed:
+        pids.add(pid := await visit(hasty_server))
+        while not put_away.exists():
+            await asyncio.sleep(0)
+        with suppress(FileNotFoundError, ConnectionRefusedError):  # we were too late
+            late = await connect(UnixAddress(str(put_away)), HANG_SECONDS)
+            while put_away.exists():
+                await asyncio.sleep(0.01)
+            stayed = await visit(hasty_server) == pid
+            late.close()
+    for pid in pids:
+        await wait_for_end(pid)
+    assert "somebody came at the last moment" in (hasty_server.state / "server.log").read_text()
 
 
 async def run_at_once(program: str, times: int) -> list[tuple[int, int]]:

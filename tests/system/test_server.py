@@ -142,6 +142,81 @@ async def test_a_kill_in_the_middle_leaves_sandboxes_and_sessions_and_runs_nothi
     await bystander.aclose()
 
 
+IN_FLIGHT = {
+    "default": "sleep 4321",
+    "loop": "while :; do :; done",
+    "deaf": "trap '' TERM INT; sleep 4321",
+    "deaf-child": "sh -c 'trap \"\" TERM INT; while :; do sleep 1; done'",
+    "input": "read line; sleep 4321",
+    "pipe": "yes | grep no",
+}
+
+
+async def test_sessions_whose_commands_run_when_the_server_is_killed_keep_all_state_and_answer(
+    own_server: RunningServer,
+) -> None:
+    """Each has a command in flight and another that waits for it."""
+    sandboxes = [own_server.sandbox(name) for name in ("one", "two")]
+    sessions = [AsyncCommands(sandbox._link, name) for sandbox in sandboxes for name in IN_FLIGHT]
+    for sandbox in sandboxes:
+        for name in list(IN_FLIGHT)[1:]:
+            await sandbox.create_session(name, env={"OWN": name})
+    shells = [await set_state(session) for session in sessions]
+    doomed = [asyncio.create_task(session.exec(in_flight(session))) for session in sessions]
+    for sandbox in sandboxes:
+        await wait_until_begun(sandbox, len(IN_FLIGHT))
+    doomed += [asyncio.create_task(session.exec("echo waited >> ~/$name.log")) for session in sessions]
+    while not all([await has_all_waiting(sandbox) for sandbox in sandboxes]):
+        await asyncio.sleep(0.01)
+    await own_server.kill()
+    for failure in await asyncio.gather(*doomed, return_exceptions=True):
+        assert isinstance(failure, AtollError)
+        assert failure.code is ErrorCode.SERVER_LOST
+    await own_server.start()
+    for sandbox in sandboxes:
+        assert (await sandbox.status()).state is SandboxState.RUNNING
+        assert {info.id for info in await sandbox.list_sessions()} == {*IN_FLIGHT, "wait"}
+    for session, shell in zip(sessions, shells, strict=True):
+        assert await state_of(session) == shell
+        log = (await session.exec("cat ~/$name.log")).stdout.split()
+        assert log in (["begun"], ["begun", "waited"])
+    for sandbox in sandboxes:
+        assert (await sandbox.exec(["pgrep", "-x", "sleep|yes|grep"])).stdout == ""
+        await sandbox.aclose()
+
+
+async def set_state(session: AsyncCommands) -> str:
+    """Directory, variables, an array, a function, an alias, an option, and a file for each command to leave a trace."""
+    name = session._session_id
+    await session.exec(
+        f"mkdir -p /tmp/{name}; cd /tmp/{name}; name={name}; export SEEN={name}; list=(a 'b c')"
+        f"\nsay() {{ echo $name-$SEEN-${{list[1]}}; }}; alias hi='echo hi'; set -o noclobber"
+    )
+    return await state_of(session)
+
+
+async def state_of(session: AsyncCommands) -> str:
+    """With the shell's own pid, which says that it is the same shell."""
+    result = await session.exec("pwd; say; alias hi; set -o | grep noclobber; echo ${OWN:-none} $$")
+    assert result.exit_code == 0, result
+    return result.stdout
+
+
+def in_flight(session: AsyncCommands) -> str:
+    return f"echo begun >> ~/$name.log; {IN_FLIGHT[session._session_id]}"
+
+
+async def wait_until_begun(sandbox: AsyncSandbox, count: int) -> None:
+    """All commands have left their trace."""
+    wait = await sandbox.create_session("wait")
+    await wait.exec(f"cd; until [ $(ls *.log 2>/dev/null | wc -l) = {count} ]; do sleep 0.01; done")
+
+
+async def has_all_waiting(sandbox: AsyncSandbox) -> bool:
+    waiting = {info.id: info.commands_waiting for info in await sandbox.list_sessions()}
+    return all(waiting[name] == 2 for name in IN_FLIGHT)
+
+
 async def test_a_call_that_is_under_way_when_the_server_dies_gets_a_typed_error(own_server: RunningServer) -> None:
     sandbox = own_server.sandbox("cut-off")
     async with sandbox.exec_stream("echo begun; echo x >> begun; sleep 1000") as stream:

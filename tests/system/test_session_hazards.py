@@ -160,11 +160,25 @@ async def test_a_background_job_that_keeps_the_output_open(talk: Talk) -> None:
 
 
 async def test_a_child_that_ignores_sigterm(talk: Talk) -> None:
-    output = await talk.run("sh -c \"trap '' TERM; while :; do sleep 0.01; : stubborn; done\"; touch late", timeout=0.1)
-    assert (output.done.exit_code, output.done.timed_out, output.done.session_ended) == (124, True, False)
-    await wait_until_gone(talk.box, "stubborn")
-    assert (await talk.run("test -e late")).done.exit_code == 1
-    await talk.check_saved_state()  # a plain sh sometimes ends of the interrupt, and a new one takes its place
+    shell = (await talk.run("echo $$")).stdout
+    for _ in range(5):  # its orphans end at another moment each time, and the shell hears of it wherever it is
+        output = await talk.run(
+            "sh -c \"trap '' TERM; while :; do sleep 0.01; : stubborn; done\"; touch late", timeout=0.1
+        )
+        assert (output.done.exit_code, output.done.timed_out, output.done.session_ended) == (124, True, False)
+        await wait_until_gone(talk.box, "stubborn")
+        assert (await talk.run("test -e late")).done.exit_code == 1
+        await talk.check_state()
+    assert (await talk.run("echo $$")).stdout == shell
+
+
+async def test_words_that_a_shell_is_told_things_with_mean_something_else(talk: Talk) -> None:
+    """Fields are split at digits, and what we use is a function or an alias."""
+    await talk.run("IFS=0123456789; set -u; alias read=false while=false; test() { false; }; read() { false; }")
+    for number in range(12):
+        assert (await talk.run(f"echo {number}")).stdout == b"%d\n" % number
+    await talk.run("unalias read while; unset -f test read; set +u; IFS=' '")
+    await talk.check_state()
 
 
 @pytest.mark.parametrize(

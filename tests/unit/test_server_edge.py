@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jsonschema_rs
@@ -10,6 +11,7 @@ import schemathesis
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.server.auth import check_origin, host_name, is_unix
+from atoll.server.docs_page import page
 from atoll.server.openapi import document
 from atoll.server.problems import status_of
 from atoll.server.routes import ROUTES
@@ -83,3 +85,15 @@ def test_the_schemas_in_the_document_are_json_schema() -> None:
 def test_operations_have_names_of_their_own() -> None:
     names = [operation["operationId"] for path in document()["paths"].values() for operation in path.values()]
     assert len(names) == len(set(names)) == len(ROUTES)
+
+
+def test_the_page_is_for_people_and_all_its_links_lead_somewhere() -> None:
+    shown = page()
+    links = set(re.findall(r"href='#(\w+)'", shown))
+    assert {"ExecRequest", "ExecEventBody", "SandboxInfo", "ErrorBody"} <= links
+    assert links <= set(re.findall(r"<div id='(\w+)'", shown))
+    for route in ROUTES:
+        assert f"<code>{route.path}</code>" in shown
+    for schema_word in ("$ref", "anyOf", "additionalProperties", "contentSchema"):
+        assert schema_word not in shown
+    assert "http" not in shown.replace("http://127.0.0.1:7070", "")  # so it loads nothing

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
+from atoll.protocol.sandboxes import STATE_CHANGES
 from atoll.store import database, timeline
 from atoll.store.database import MIGRATIONS, NAME, Database, open_database
 from atoll.store.keys import Keys
@@ -71,6 +72,21 @@ def test_a_timeline_is_numbered_by_sandbox_and_read_from_where_one_was(store: Da
     assert line.since(A, 0) == added
     assert line.since(A, 2) == added[2:]
     assert [event.number for event in line.since(B, 0)] == [1]
+
+
+def test_a_timeline_keeps_the_last_change_of_state_whatever_happens_since(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "MAX_EVENTS", 3)
+    line = Timeline(store)
+    for what in ("created", "frozen", *["session_created"] * 9):
+        line.add(A, what, cause="", by="")
+    assert [event.number for event in line.since(A, 0)] == [2, 9, 10, 11]
+    line.add(A, "thawed", cause="", by="")
+    assert [event.number for event in line.since(A, 0)] == [10, 11, 12]
+    change = line.latest(A, STATE_CHANGES)
+    assert change and change.what == "thawed"
+    assert line.latest(B, STATE_CHANGES) is None
 
 
 def test_a_timeline_drops_its_oldest_and_goes_on_counting(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from atoll.agent.shell_script import BASH, DROPPED, GO, READY, SH, Dialect
 from atoll.agent.spawn import find_program, no_room
-from atoll.agent.streams import read_now
 from atoll.protocol.errors import AtollError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Shell:
         program, self.dialect = find_shell(env.get("PATH", os.defpath))
         self.is_ready = False
         self._go: int | None = None
-        self._questions = 0  # not answered yet
+        self._batch = 0
         self._listener = listener
         self._loop = runner.loop
         for name, text in self.dialect.scripts().items():
@@ -86,6 +85,11 @@ class Shell:
         unread = fcntl.ioctl(self._control, _SIOCOUTQ, b"\0" * 4)
         return not any(unread)
 
+    def next_batch(self) -> int:
+        """A number for lines that are sent together. The last of them says it, and so does what wakes the shell."""
+        self._batch += 1
+        return self._batch
+
     def send(self, *lines: str) -> None:
         with suppress(OSError):  # it has ended, of which we shall hear
             for line in lines:
@@ -93,20 +97,14 @@ class Shell:
 
     def ask(self, number: int) -> None:
         """Make it say that it has dropped command `number`."""
-        self._questions += 1
-        self.send(self.dialect.last_answer(f"{DROPPED.decode()}{number}"))
+        self.send(self.dialect.last_answer(f"{DROPPED.decode()}{number}", self.next_batch()))
         self.wake()
 
     def wake(self) -> None:
-        """Let it read what was sent. After each question it waits again, also after one that was left over."""
+        """Let it read what was sent. If it was not waiting, it will find this the next time, and go on waiting."""
         if self._go is not None:
-            with suppress(BlockingIOError):  # more than enough is there
-                os.write(self._go, b"\n" * (1 + self._questions))
-
-    def take_back_wake(self) -> None:
-        """It was not waiting, since something had interrupted that; the next time it shall wait."""
-        if self._go is not None:
-            read_now(self._go)
+            with suppress(BlockingIOError):  # full of what woke nobody; who waits makes room, and is woken again
+                os.write(self._go, b"%d\n" % self._batch)
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -127,8 +125,6 @@ class Shell:
             self._loop.remove_reader(self._control)
             return False
         answer, _, _ = packet.partition(b"\0")
-        if answer.startswith(DROPPED):
-            self._questions = max(0, self._questions - 1)
         if answer == READY:
             self.is_ready = True
         else:

@@ -91,7 +91,7 @@ def write_lines(call: ExecShell, shell: Shell, files: CommandFiles, lasting: Map
     lines.append(dialect.source_command(files.write("c", text)))
     if call.env or call.cwd is not None:
         lines.append(dialect.source(files.write("u", dialect.undo(call.env, call.cwd))))
-    return [*lines, dialect.source(AFTER[files.number % 2])]
+    return [*lines, dialect.source_after(AFTER[files.number % 2], shell.next_batch())]
 
 
 class ShellCommand(Execution):
@@ -148,7 +148,6 @@ class ShellCommand(Execution):
         self._finish(exit_code, session_ended=session_ended)
 
     def _clean_up(self) -> None:
-        self._shell.take_back_wake()
         self._check.cancel()
         self._files.remove()
 
@@ -170,12 +169,13 @@ class ShellCommand(Execution):
             self._set_timer(self._next_pause(), self._end_tree)
 
     def _interrupt(self) -> None:
+        """The question is there before the shell goes on, so that it need not wait for lines where that is a danger."""
         if self._abort_at == math.inf:
             self._insist_at = self._loop.time() + INSIST_SECONDS
             self._abort_at = self._loop.time() + ABORT_SECONDS
         self._shell.signal(INTERRUPT_SIGNAL)
-        self._shell.signal(signal.SIGCONT)
         self._ask()
+        self._shell.signal(signal.SIGCONT)
         self._pause = FIRST_LOOK_SECONDS
         self._set_timer(self._next_pause(), self._follow_up)
 
@@ -186,8 +186,8 @@ class ShellCommand(Execution):
         elif self._tree.terminate():
             self._end_tree()  # it was about to start a child when we looked, and now waits for that
         else:
-            self._insist()
             self._ask()
+            self._insist()
             self._set_timer(self._next_pause(), self._follow_up)
 
     def _ask(self) -> None:

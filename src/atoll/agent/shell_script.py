@@ -37,7 +37,8 @@ class Dialect(msgspec.Struct, frozen=True):
     input_fd: int  # where it opens a command's input
     call: str  # runs a builtin, whatever functions there are
     wait: str  # does nothing until there are lines to read
-    needs_waking: bool  # ends that
+    needs_waking: bool  # by the number of a batch of lines that it has not read
+    keep_status: str  # the exit status into __atoll
     mend: str  # undoes what would keep the next command from running
     eval: str
     init: str
@@ -98,9 +99,15 @@ class Dialect(msgspec.Struct, frozen=True):
     def answer(self, word: str) -> str:
         return f"{self.call} printf '{word}\\0' >&0"
 
-    def last_answer(self, word: str) -> str:
+    def source_after(self, name: str, batch: int) -> str:
+        """The last line of a command. What wakes a shell is told apart by the number of the batch it has read."""
+        line = self.source(name)
+        return f"__atoll=$? __atoll_batch={batch}; {line}" if self.needs_waking else line
+
+    def last_answer(self, word: str, batch: int) -> str:
         """An answer after which the shell has nothing to do."""
-        return f"{self.answer(word)}; {self.wait}"
+        read = f"__atoll_batch={batch}; " if self.needs_waking else ""
+        return f"{read}{self.answer(word)}; {self.wait}"
 
     def _set(self, name: str, value: str | None) -> str:
         unset = f"{self.call} unset {name}"
@@ -111,6 +118,7 @@ class Dialect(msgspec.Struct, frozen=True):
             "@DUMP_EXPORTED": self.dump_exported,
             "@DUMP": self.dump,
             "@KEEPS_ALL_ON_EXIT": self.keeps_all_on_exit,
+            "@KEEP_STATUS": self.keep_status,
             "@WAIT": self.wait,
             "@MEND": self.mend,
             "@CALL": self.call,
@@ -142,7 +150,7 @@ _INIT = rf"""
 
 # First the answer, for which somebody waits. Two files take turns, so that one is whole whenever the shell is killed.
 # What does not fit is not kept, and does not fill the place.
-_AFTER = r"""__atoll=$?
+_AFTER = r"""@KEEP_STATUS
 @CALL printf '%s\0' "$__atoll" >&0
 {
 @DUMP
@@ -179,6 +187,7 @@ BASH = Dialect(
     call=r"\builtin",
     wait=r"\:",
     needs_waking=False,
+    keep_status="__atoll=$?",
     mend=r"\builtin enable eval",
     eval=r"\builtin eval --",
     # History would expand "!" and fill a file; mail and window size would be looked for after each command. While a
@@ -227,13 +236,17 @@ SH = Dialect(
     input_fd=8,
     call=r"\command",
     # Busybox takes it for the end of its input when SIGCHLD interrupts it there, but its `read` does not. So it waits
-    # in that, and is woken when its lines are there for it to read at once.
-    wait=rf"\command read -r __atoll_go </proc/self/fd/9/{GO}",
+    # in that, and is woken when its lines are there for it to read at once. Who woke it for what it has read already,
+    # because something else had ended its wait, does not count.
+    wait=rf"while IFS= \command read -r __atoll_go </proc/self/fd/9/{GO} && "
+    r"""! \command [ "$__atoll_go" -gt "${__atoll_batch:-0}" ]; do \:; done""",
     needs_waking=True,
+    keep_status=r"\:",  # its last line does that
     mend=r"\:",
     eval=r"\command eval",
     init=rf"""PS1='$ '
 if \[ -f @DIR/{RESTORE} \]; then \. @DIR/{RESTORE}; fi
+__atoll_batch=0
 """,
     set_options="",
     # A plain sh cannot print its functions, nor its aliases so that they could be read again.

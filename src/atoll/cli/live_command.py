@@ -3,6 +3,7 @@
 1. Output is passed on as it comes, byte by byte as it was written.
 2. Standard input is the command's if it is a pipe or a file. A terminal stays ours: the command has no input then.
 3. Whatever ends us ends the command: leaving its stream cancels it.
+4. A command that was not run has the exit codes that shells, env and timeout use for that.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ import click
 import msgspec
 
 from atoll.cli.options import parse_pair
+from atoll.cli.problems import tell
 from atoll.client_sync.commands import Command, Commands
 from atoll.protocol.commands import ExecResultBody
+from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.results import ExecResult
 
 STDIN, STDOUT, STDERR = 0, 1, 2
+NOT_RUN, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -38,6 +42,21 @@ class CommandWithWords(click.Command):
         except click.NoSuchOption as problem:
             message = f"{problem.format_message()} If it belongs to the command, put -- before the command."
             raise click.UsageError(message, context) from problem
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except AtollError as problem:
+            tell(problem, as_json=context.params["as_json"])
+            context.exit(exit_code_without_run(problem))
+
+
+def exit_code_without_run(problem: AtollError) -> int:
+    if problem.code == ErrorCode.COMMAND_NOT_FOUND:
+        return NOT_FOUND
+    if problem.code == ErrorCode.PERMISSION_DENIED and "command" in problem.context:  # the program, not its directory
+        return NOT_EXECUTABLE
+    return NOT_RUN
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,6 +39,7 @@ def run(
       tar c src | atoll run -- sh -c 'tar x && make -C src'
 
     Output comes as it is written; standard input is passed on unless it is a terminal; the exit code is the command's.
+    It is 124 after --timeout, 127 if there is no such program, 126 if it cannot be executed, and 125 if Atoll failed.
     Ctrl-C ends the command.
     """
     sandbox = temporary_sandbox(image=image, url=url, api_key=api_key)

@@ -32,6 +32,10 @@ class SandboxLink:
         await self._send_options()
         return await self.server.ask(method, self._path + path, answer, body)
 
+    async def tell(self, method: str, path: str) -> None:
+        await self._send_options()
+        await self.server.tell(method, self._path + path)
+
     async def stream(self, path: str, accept: str) -> Response:
         await self._send_options()
         return await self.server.stream(self._path + path, accept)

@@ -97,9 +97,19 @@ class Stream:
         self._tls: ssl.SSLSocket | None = None
         self._is_closed = False
         self._is_waiting = False
+        self._was_cut_off = False
+        self._has_answer = False
 
     def __del__(self) -> None:
         self.close()
+
+    @property
+    def was_left_unread(self) -> bool:
+        """Whether the peer has gone without a word, and is known not to have read all that was sent.
+
+        A Unix socket says so, by EPIPE while we write and by ECONNRESET afterwards; TCP can only guess.
+        """
+        return self._was_cut_off and not self._has_answer and self._socket.family == socket.AF_UNIX
 
     @property
     def has_unsent(self) -> bool:
@@ -117,6 +127,7 @@ class Stream:
         """Send `data`, then `more`. What the peer does not take at once goes out while `read` waits."""
         self._unsent = memoryview(data)
         self._unmade = more
+        self._has_answer = False
         self._push()
 
     async def read(self, seconds: float | None = None) -> bytes:
@@ -129,9 +140,14 @@ class Stream:
             if self.has_unsent:
                 self._push()
             try:
-                return self._socket.recv(READ_SIZE)
+                data = self._socket.recv(READ_SIZE)
+                self._has_answer = bool(data)
+                return data
             except self._would_block:
                 continue
+            except ConnectionResetError:
+                self._was_cut_off = True
+                raise
         return b""
 
     def close(self) -> None:
@@ -203,6 +219,7 @@ class Stream:
         except self._would_block:
             return
         except OSError:  # rule 2
+            self._was_cut_off = True
             self._unsent, self._unmade = memoryview(b""), None
 
 

@@ -1,4 +1,8 @@
-"""Sessions: further shells of a sandbox, each with its own directory, variables, functions and options."""
+"""Sessions: further shells of a sandbox, each with its own directory, variables, functions and options.
+
+What is rare and belongs on the timeline, their making and their end, the server is asked for; the rest are calls to the
+agent that it passes on unopened.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,16 @@ import secrets
 
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.link import SandboxLink
+from atoll.protocol.commands import SessionRequest
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.ids import parse_session_id
 from atoll.protocol.messages import (
     DEFAULT_DIRECTORY,
     DEFAULT_SESSION,
-    CreateSession,
-    DeleteSession,
     ListSessions,
     SessionInfo,
     Sessions,
-    decode_session,
     decode_sessions,
 )
 
@@ -42,11 +45,10 @@ class AsyncSession(AsyncCommands):
 
 async def create_session(link: SandboxLink, id: str | None, env: Environment | None, cwd: str | None) -> AsyncSession:
     check_environment(env or {})
-    session_id = id or f"session-{secrets.token_hex(4)}"
-    call = CreateSession(session_id=session_id, cwd=cwd or DEFAULT_DIRECTORY, env=dict(env or {}))
-    frames = await link.call(call)
-    created: SessionInfo = frames.decode(decode_session, await frames.result())
-    return AsyncSession(link, created.id)
+    session_id = parse_session_id(id) if id else f"session-{secrets.token_hex(4)}"
+    asked = SessionRequest(id=session_id, cwd=cwd or DEFAULT_DIRECTORY, env=dict(env or {}))
+    await link.ask("POST", SessionInfo, path="/sessions", body=asked)
+    return AsyncSession(link, session_id)
 
 
 async def get_session(link: SandboxLink, id: str) -> AsyncSession:
@@ -66,5 +68,4 @@ async def list_sessions(link: SandboxLink) -> list[SessionInfo]:
 
 
 async def delete_session(link: SandboxLink, id: str) -> None:
-    frames = await link.call(DeleteSession(session_id=id))
-    await frames.result()
+    await link.tell("DELETE", f"/sessions/{parse_session_id(id)}")

@@ -33,6 +33,10 @@ class SandboxLink:
         self._send_options()
         return self.server.ask(method, self._path + path, answer, body)
 
+    def tell(self, method: str, path: str) -> None:
+        self._send_options()
+        self.server.tell(method, self._path + path)
+
     def stream(self, path: str, accept: str) -> Response:
         self._send_options()
         return self.server.stream(self._path + path, accept)

@@ -1,5 +1,9 @@
 # Generated from src/atoll/client/sessions.py by scripts/build_sync_client.py: do not edit, run `make sync`.
-"""Sessions: further shells of a sandbox, each with its own directory, variables, functions and options."""
+"""Sessions: further shells of a sandbox, each with its own directory, variables, functions and options.
+
+What is rare and belongs on the timeline, their making and their end, the server is asked for; the rest are calls to the
+agent that it passes on unopened.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,16 @@ import secrets
 
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.link import SandboxLink
+from atoll.protocol.commands import SessionRequest
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.ids import parse_session_id
 from atoll.protocol.messages import (
     DEFAULT_DIRECTORY,
     DEFAULT_SESSION,
-    CreateSession,
-    DeleteSession,
     ListSessions,
     SessionInfo,
     Sessions,
-    decode_session,
     decode_sessions,
 )
 
@@ -43,11 +46,10 @@ class Session(Commands):
 
 def create_session(link: SandboxLink, id: str | None, env: Environment | None, cwd: str | None) -> Session:
     check_environment(env or {})
-    session_id = id or f"session-{secrets.token_hex(4)}"
-    call = CreateSession(session_id=session_id, cwd=cwd or DEFAULT_DIRECTORY, env=dict(env or {}))
-    frames = link.call(call)
-    created: SessionInfo = frames.decode(decode_session, frames.result())
-    return Session(link, created.id)
+    session_id = parse_session_id(id) if id else f"session-{secrets.token_hex(4)}"
+    asked = SessionRequest(id=session_id, cwd=cwd or DEFAULT_DIRECTORY, env=dict(env or {}))
+    link.ask("POST", SessionInfo, path="/sessions", body=asked)
+    return Session(link, session_id)
 
 
 def get_session(link: SandboxLink, id: str) -> Session:
@@ -67,5 +69,4 @@ def list_sessions(link: SandboxLink) -> list[SessionInfo]:
 
 
 def delete_session(link: SandboxLink, id: str) -> None:
-    frames = link.call(DeleteSession(session_id=id))
-    frames.result()
+    link.tell("DELETE", f"/sessions/{parse_session_id(id)}")

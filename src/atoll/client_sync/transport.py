@@ -2,8 +2,9 @@
 """HTTP/1.1 to one server, over connections that are kept for the next request.
 
 Rules:
-1. A request is repeated only when nothing can have run: the connection could not be made, or one kept idle had been
-   closed before anything was written to it. After that a lost connection is SERVER_LOST.
+1. A request is repeated only when nothing can have run: the connection could not be made, one kept idle had been closed
+   before anything was written to it, or a Unix socket says that the server left without reading all of the request.
+   Any other lost connection is SERVER_LOST.
 2. Nobody waits for ever. A command may be silent for hours, so silence is no failure; but after QUIET_SECONDS of it
    the server is asked, over another connection, whether it is there.
 3. What a server may make us keep is bounded: the head of an answer, the body of one that is not streamed, idle
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 IDLE_CONNECTIONS = 16
 CONNECT_SECONDS = 10.0
+ATTEMPTS = 3
 CONNECT_PAUSES = (0.1, 0.3, 0.6)  # a server that is being restarted is back within them, more often than not
 QUIET_SECONDS = 5.0
 PROBE_SECONDS = 10.0
@@ -69,15 +71,24 @@ class Transport:
     ) -> Response:
         """Send a request and return its answer once its head is here. A body that is an iterator goes out in chunks."""
         head = f"{method} {target}{self._head}accept: {accept}\r\n"
-        stream = self._connection()
+        if not isinstance(body, bytes):
+            head += f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
+            return self._exchange(self._connection(), head.encode(), chunked(body))
+        kind = f"content-type: {content_type}\r\n" if body else ""
+        whole = f"{head}{kind}content-length: {len(body)}\r\n\r\n".encode() + body
+        for _ in range(ATTEMPTS - 1):
+            stream = self._connection()
+            try:
+                return self._exchange(stream, whole)
+            except AtollError:
+                if not stream.was_left_unread:  # a server acts on whole requests
+                    raise
+        return self._exchange(self._connection(), whole)
+
+    def _exchange(self, stream: Stream, data: bytes, more: Iterator[bytes | NotYet] | None = None) -> Response:
         response = Response(self, stream)
         try:
-            if isinstance(body, bytes):
-                kind = f"content-type: {content_type}\r\n" if body else ""
-                stream.send(f"{head}{kind}content-length: {len(body)}\r\n\r\n".encode() + body)
-            else:
-                head += f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
-                stream.send(head.encode(), chunked(body))
+            stream.send(data, more)
             response.read_head()
         except BaseException:
             response.close()

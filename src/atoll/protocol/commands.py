@@ -60,4 +60,4 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     id: str | None = None
     cwd: str = "/workspace"
-    env: dict[str, str] = {}
+    env: dict[str, str | None] = {}

@@ -21,6 +21,9 @@ class SandboxState(Enum):
     STOPPED = "stopped"  # files kept, nothing running; the next operation starts it
 
 
+STATE_CHANGES = {"created", "started", "frozen", "thawed", "stopped"}  # the events that change it
+
+
 class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a sandbox is made. They count when its id is used for the first time; a running one keeps what it has."""
 

@@ -6,7 +6,7 @@ import base64
 import binascii
 import codecs
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, nullcontext
+from contextlib import AsyncExitStack, aclosing
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -23,7 +23,7 @@ from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import SandboxActor
-from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, CommandOutput, decode
+from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, decode
 
 _STREAMS = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
@@ -37,13 +37,8 @@ async def post_exec(request: Request) -> Response:
         first = await anext(events)  # what fails before the command starts is an HTTP error
         return StreamingResponse(_as_stream(first, events), media_type=EVENT_STREAM)
     started = datetime.now(UTC)
-    output = await while_client_waits(request, run(actor, caller_of(request), call, stdin))
+    output = await while_client_waits(request, actor.do(caller_of(request), lambda link: link.run(call, stdin)))
     return json_response(to_result(asked, started, output))
-
-
-async def run(actor: SandboxActor, caller: str, call: Exec | ExecShell, stdin: bytes | None) -> CommandOutput:
-    async with actor.use(caller) as link:
-        return await link.run(call, stdin)
 
 
 def to_call(asked: ExecRequest) -> Exec | ExecShell:
@@ -115,11 +110,10 @@ async def stream(
     texts = {kind: codecs.getincrementaldecoder("utf-8")("replace") for kind in _STREAMS}
     if stdin is not None:
         call = msgspec.structs.replace(call, stdin=True)
-    async with (
-        actor.use(caller) as link,
-        link.operation(call) as agent,
-        nullcontext() if stdin is None else agent.fed(stdin),
-    ):
+    async with actor.use(caller), AsyncExitStack() as stack:
+        agent = await actor.do(caller, lambda link: stack.enter_async_context(link.operation(call)))
+        if stdin is not None:
+            await stack.enter_async_context(agent.fed(stdin))
         yield _event("start")
         try:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
@@ -153,18 +147,16 @@ def _encode(event: ExecEventBody) -> bytes:
 
 
 async def list_sessions(request: Request) -> Response:
-    async with actor_of(request).use(caller_of(request)) as link:
-        return json_response(Sessions(sessions=await link.list_sessions()))
+    found = await actor_of(request).do(caller_of(request), AgentLink.list_sessions)
+    return json_response(Sessions(sessions=found))
 
 
 async def post_session(request: Request) -> Response:
     asked = await read_json(request, SessionRequest)
     call = CreateSession(session_id=asked.id or f"session-{uuid4().hex[:12]}", cwd=asked.cwd, env=dict(asked.env))
-    async with actor_of(request).use(caller_of(request)) as link:
-        return json_response(await link.create_session(call), 201)
+    return json_response(await actor_of(request).create_session(call, caller_of(request)), 201)
 
 
 async def delete_session(request: Request) -> Response:
-    async with actor_of(request).use(caller_of(request)) as link:
-        await link.delete_session(request.path_params["session_id"])
+    await actor_of(request).delete_session(request.path_params["session_id"], caller_of(request))
     return Response(status_code=204)

@@ -12,17 +12,25 @@ from atoll import __version__
 from atoll.protocol.errors import ErrorBody
 from atoll.protocol.ids import MAX_ID_LENGTH
 from atoll.server.routes import ROUTES, ApiRoute
+from atoll.server.sandboxes import EVENT_STREAM
 
 _PARAMETER = re.compile(r"{(\w+)}")
 _PARAMETERS = {
-    "id": {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "maxLength": MAX_ID_LENGTH},
-    "session_id": {"type": "string", "minLength": 1, "maxLength": 63},
+    "id": {
+        "type": "string",
+        "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        "maxLength": MAX_ID_LENGTH,
+        "description": f"up to {MAX_ID_LENGTH} lower-case letters, digits and hyphens, with no hyphen at either end",
+    },
+    "session_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
 }
+_MEANING = {200: "OK", 201: "It is new", 204: "Done"}
 
 
 @cache
 def document() -> dict[str, Any]:
-    shapes = [shape for route in ROUTES for shape in (route.body, *route.answers.values()) if _has_schema(shape)]
+    named = (shape for route in ROUTES for shape in (route.body, route.events, *route.answers.values()))
+    shapes = [shape for shape in named if _has_schema(shape)]
     _, components = msgspec.json.schema_components([*shapes, ErrorBody], ref_template="#/components/schemas/{name}")
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
@@ -53,7 +61,7 @@ def _operation(route: ApiRoute) -> dict[str, Any]:
         "summary": route.summary,
         "tags": [route.tag],
         "parameters": [*map(_path_parameter, _PARAMETER.findall(route.path)), *map(_query_parameter, route.queries)],
-        "responses": {str(status): _answer(route, shape) for status, shape in route.answers.items()},
+        "responses": {str(status): _answer(route, status, shape) for status, shape in route.answers.items()},
     }
     operation["responses"]["default"] = {
         "description": "What went wrong, with a code, the value that failed, and what to do",
@@ -75,13 +83,14 @@ def _query_parameter(query: Any) -> dict[str, Any]:
     return {"name": query.name, "in": "query", "schema": query.schema, "description": query.description}
 
 
-def _answer(route: ApiRoute, shape: Any) -> dict[str, Any]:
+def _answer(route: ApiRoute, status: int, shape: Any) -> dict[str, Any]:
     if shape is None:
-        return {"description": "Done"}
+        return {"description": _MEANING[status]}
     content = {route.answer_type: {"schema": _schema(shape)}}
-    if route.also:
-        content[route.also] = {"schema": {"type": "string"}}
-    return {"description": route.summary, "content": content}
+    if route.events:
+        event = {"contentMediaType": "application/json", "contentSchema": _schema(route.events)}
+        content[EVENT_STREAM] = {"schema": {"type": "string", **event}}
+    return {"description": _MEANING[status], "content": content}
 
 
 def _schema(shape: Any) -> dict[str, Any]:

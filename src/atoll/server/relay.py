@@ -9,6 +9,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -17,7 +18,7 @@ from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame
 from atoll.protocol.messages import encode_message
 from atoll.server.problems import problem_response
-from atoll.supervisor.agent_link import AgentConnection, Operation
+from atoll.supervisor.agent_link import AgentConnection, AgentLink, Operation
 from atoll.supervisor.roster import Roster
 
 FRAMES = "application/vnd.atoll.frames"
@@ -44,17 +45,21 @@ class Relay:
                 ErrorCode.INVALID_REQUEST, "the body begins with no CALL frame", remedy="Use the SDK, or /exec."
             )
         actor = roster.actor(scope["path_params"]["id"])
-        async with actor.use(scope["caller"]) as link, Operation(link, call.payload) as agent:
-            feeder = asyncio.create_task(requests.feed(agent))
-            try:
-                await Answer(send).pass_on(agent)
-            except AtollError:
-                if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
-                    raise cause from None
-                raise
-            finally:
-                feeder.cancel()
-                await asyncio.gather(feeder, return_exceptions=True)
+        await actor.do(scope["caller"], partial(exchange, call.payload, requests, Answer(send)))
+
+
+async def exchange(message: bytes, requests: Requests, answer: Answer, link: AgentLink) -> None:
+    async with Operation(link, message) as agent:
+        feeder = asyncio.create_task(requests.feed(agent))
+        try:
+            await answer.pass_on(agent)
+        except AtollError:
+            if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
+                raise cause from None
+            raise
+        finally:
+            feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
 
 
 class Requests:

@@ -9,9 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from atoll.protocol.commands import ExecRequest, ExecResultBody, SessionRequest
+from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, SessionRequest
 from atoll.protocol.messages import SessionInfo, Sessions
-from atoll.protocol.sandboxes import EventList, SandboxInfo, SandboxList, SandboxOptions, ServerInfo
+from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxInfo, SandboxList, SandboxOptions, ServerInfo
 from atoll.server import commands, sandboxes, server_info
 from atoll.server.relay import FRAMES, Relay
 
@@ -36,7 +36,7 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
     body_type: str = "application/json"
     answers: dict[int, Any]
     answer_type: str = "application/json"
-    also: str | None = None  # another media type that can be asked for
+    events: Any = None  # what each of them holds, if they can be asked for as text/event-stream
     queries: tuple[Query, ...] = ()
 
 
@@ -113,7 +113,7 @@ ROUTES = (
         summary="What happened to it, when, why, and who asked; live as text/event-stream",
         tag="sandboxes",
         queries=(SINCE,),
-        also=sandboxes.EVENT_STREAM,
+        events=SandboxEvent,
         answers={200: EventList},
     ),
     ApiRoute(
@@ -123,7 +123,7 @@ ROUTES = (
         summary="Run a command; its result, or its events as text/event-stream",
         tag="commands",
         body=ExecRequest,
-        also=sandboxes.EVENT_STREAM,
+        events=ExecEventBody,
         answers={200: ExecResultBody},
     ),
     ApiRoute(

@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
@@ -24,6 +24,7 @@ from atoll.supervisor.roster import Roster
 KEEP_ALIVE_SECONDS = 3600
 GRACEFUL_SECONDS = 5
 IDLE_LOOK_SECONDS = 1.0
+LAST_CALL_SECONDS = 0.2
 TAKE_OVER_SECONDS, TAKE_OVER_PAUSE_SECONDS = 20.0, 0.02
 BACKLOG = 512
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -39,7 +40,11 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    async with await open_machine(settings) as machine, Roster(machine, Timeline(machine.database)) as roster:
+    machine = await open_machine(settings)
+    if machine is None:
+        logger.info("another server is there, so this one is not needed")
+        return
+    async with machine, Roster(machine, Timeline(machine.database)) as roster:
         server = make_server(settings, roster, Keys(machine.database))
         with listening(settings) as sockets:
             logger.info("ready on %s", ", ".join(map(_name, sockets)))
@@ -48,14 +53,21 @@ async def _serve(settings: Settings) -> None:
             watcher.cancel()
 
 
-async def open_machine(settings: Settings) -> Machine:
-    """An embedded server is started when there is none to connect to: then one that holds the state is about to end."""
+async def open_machine(settings: Settings) -> Machine | None:
+    """An embedded server is started when there is none to connect to: then one that holds the state is about to end.
+
+    It may also have been about to begin, or have thought better of it: None if it is still there after a while.
+    """
     give_up = time.monotonic() + (TAKE_OVER_SECONDS if settings.is_embedded else 0)
     while True:
         try:
             return Machine(settings.state, settings.runtime)
         except AtollError as problem:
-            if problem.code != ErrorCode.STATE_DIRECTORY_IN_USE or time.monotonic() > give_up:
+            if problem.code != ErrorCode.STATE_DIRECTORY_IN_USE:
+                raise
+            if time.monotonic() > give_up:
+                if settings.is_embedded and is_listened_on(settings.socket):
+                    return None
                 raise
         await asyncio.sleep(TAKE_OVER_PAUSE_SECONDS)
 
@@ -81,6 +93,7 @@ def listening(settings: Settings) -> Iterator[list[socket.socket]]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(closing(listen_on_path(settings.socket)))]
         stack.callback(settings.socket.unlink, missing_ok=True)
+        stack.callback(settings.socket_put_away.unlink, missing_ok=True)
         if settings.port is not None:
             sockets.append(stack.enter_context(closing(listen_on_port(settings.host or LOCAL_HOSTS[1], settings.port))))
         yield sockets
@@ -109,17 +122,45 @@ def listen_on_port(host: str, port: int) -> socket.socket:
         ) from cause
 
 
+def is_listened_on(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as peer:
+        try:
+            peer.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
 async def end_when_idle(server: uvicorn.Server, roster: Roster, settings: Settings) -> None:
-    """An embedded server leaves when no client is connected and no sandbox awake for a while."""
-    last_needed = time.monotonic()
+    """An embedded server leaves when no client came or is connected and no sandbox is awake for a while.
+
+    Its socket goes first: whoever comes then starts another server, which waits for the state directory. Those who
+    were quicker are served, and are a reason to stay.
+    """
+    last_needed, requests = time.monotonic(), 0
     while settings.is_embedded:
-        await asyncio.sleep(IDLE_LOOK_SECONDS)
-        if server.server_state.connections or roster.is_needed:
-            last_needed = time.monotonic()
+        await asyncio.sleep(min(IDLE_LOOK_SECONDS, settings.idle_exit))
+        if is_needed(server, roster) or server.server_state.total_requests != requests:
+            last_needed, requests = time.monotonic(), server.server_state.total_requests
         elif time.monotonic() - last_needed >= settings.idle_exit:
-            logger.info("nobody needs this server any more")
-            server.should_exit = True
-            return
+            move(settings.socket, settings.socket_put_away)
+            for _ in range(2):  # if the machine stands still in the one, the other is left for whoever came meanwhile
+                await asyncio.sleep(LAST_CALL_SECONDS / 2)
+            if not is_needed(server, roster):
+                logger.info("nobody needs this server any more")
+                server.should_exit = True
+                return
+            move(settings.socket_put_away, settings.socket)
+            logger.info("somebody came at the last moment, so this server stays")
+
+
+def move(path: Path, target: Path) -> None:
+    with suppress(FileNotFoundError):  # somebody tidied up; then nobody finds us, and leaving is all that is left
+        path.rename(target)
+
+
+def is_needed(server: uvicorn.Server, roster: Roster) -> bool:
+    return bool(server.server_state.connections) or roster.is_needed
 
 
 def _name(listener: socket.socket) -> str:

@@ -27,5 +27,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.runtime / SOCKET
 
     @property
+    def socket_put_away(self) -> Path:
+        """Where nobody looks for it."""
+        return self.runtime / f"{SOCKET}.leaving"
+
+    @property
     def log(self) -> Path:
         return self.state / LOG

@@ -1,5 +1,6 @@
 """What happened to each sandbox, the latest MAX_EVENTS of it. The next sandbox of an id begins anew.
 
+The last change of state is kept however much happened since: it says why a sandbox is in the state it is in.
 Of those that were destroyed, the latest MAX_RETIRED are remembered.
 """
 
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.sandboxes import SandboxEvent
+from atoll.protocol.sandboxes import STATE_CHANGES, SandboxEvent
 from atoll.store.database import Database
 
 MAX_EVENTS = 1_000
@@ -32,8 +33,9 @@ class Timeline:
         event = SandboxEvent(number=number, time=datetime.now(UTC), what=what, cause=cause, by=by)
         self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (sandbox, number, _encode(event)))
         if number > MAX_EVENTS:
-            oldest = number - MAX_EVENTS
-            self._database.execute("DELETE FROM events WHERE sandbox = ? AND number <= ?", (sandbox, oldest))
+            change = self.latest(sandbox, STATE_CHANGES)
+            query = "DELETE FROM events WHERE sandbox = ? AND number <= ? AND number != ?"
+            self._database.execute(query, (sandbox, number - MAX_EVENTS, change.number if change else 0))
         return event
 
     def since(self, sandbox: SandboxId, number: int) -> list[SandboxEvent]:

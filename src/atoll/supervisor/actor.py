@@ -4,36 +4,49 @@ Rules:
 1. Operations do not wait for each other. They wait for a change that is under way, and a change that ends the sandbox
    ends them.
 2. What a change did is on record before anybody is told of it, and on the timeline with its cause.
-3. A sandbox that ended by itself is stopped: its files are kept, and the next operation starts it again.
+3. A sandbox that ended by itself is stopped: its files are kept, and the next operation starts it again. So does one
+   that came before we learned of the end, if it is certain that nothing of it was done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from atoll.engine.base import EventKind, LiveSandbox
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxOptions, SandboxState, Use, check_labels
+from atoll.protocol.errors import AgentLostError, AtollError, ErrorCode, error
+from atoll.protocol.sandboxes import (
+    STATE_CHANGES,
+    SandboxEvent,
+    SandboxInfo,
+    SandboxOptions,
+    SandboxState,
+    Use,
+    check_labels,
+)
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:
     from atoll.protocol.ids import SandboxId
+    from atoll.protocol.messages import CreateSession, SessionInfo
     from atoll.store.timeline import Timeline
     from atoll.supervisor.machine import Machine
 
 ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
 UNREAD_EVENTS = 256
 DESTROYED = "destroyed"
-STATE_CHANGES = {"created", "started", "frozen", "thawed", "stopped"}
+END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
+MAX_ATTEMPTS = 3
+
+T = TypeVar("T")
 
 
 class SandboxActor:
@@ -82,6 +95,25 @@ class SandboxActor:
         finally:
             self._in_use -= 1
             self._last_used = time.monotonic()
+
+    async def do(self, by: str, work: Callable[[AgentLink], Awaitable[T]]) -> T:
+        """What `work` returns; it is done again if the sandbox had ended by itself before its agent took anything."""
+        for is_last in (False,) * (MAX_ATTEMPTS - 1) + (True,):
+            async with self.use(by) as link:
+                try:
+                    return await work(link)
+                except AgentLostError as problem:
+                    if is_last or not await self.had_ended(link, problem):
+                        raise
+        raise AssertionError("the last attempt returns or raises")
+
+    async def had_ended(self, link: AgentLink, problem: AgentLostError) -> bool:
+        """Whether `problem` is that the sandbox ended by itself before its agent took anything."""
+        if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:
+            return False
+        if self._link is link and self._watcher:
+            await asyncio.wait({self._watcher}, timeout=END_SECONDS)
+        return link.has_ended
 
     async def _wake(self, by: str) -> AgentLink:
         async with self._change():
@@ -147,6 +179,8 @@ class SandboxActor:
         async with self._change():
             if self._live is live:
                 self._note("stopped", cause="its first process was killed", by="kernel")
+                if self._link:
+                    self._link.has_ended = True
                 await self._let_go()
 
     async def destroy(self, by: str) -> None:
@@ -252,9 +286,29 @@ class SandboxActor:
             check_environment(merged)
             if self._link:
                 await self._thaw("its variables are set", by)
-                await self._link.set_environment(changes)
+                await self._tell_environment(self._link, changes)
             self._machine.update(record, env={name: value for name, value in merged.items() if value is not None})
             self._note("env_changed", cause="it was asked for", by=by)
+
+    async def _tell_environment(self, link: AgentLink, changes: dict[str, str | None]) -> None:
+        try:
+            await link.set_environment(changes)
+        except AgentLostError as problem:
+            if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:  # if it ends just now, the next start has them
+                raise
+
+    async def create_session(self, call: CreateSession, by: str) -> SessionInfo:
+        created = await self.do(by, lambda link: link.create_session(call))
+        self._note_session("session_created", call.session_id, by)
+        return created
+
+    async def delete_session(self, session_id: str, by: str) -> None:
+        await self.do(by, lambda link: link.delete_session(session_id))
+        self._note_session("session_deleted", session_id, by)
+
+    def _note_session(self, what: str, session_id: str, by: str) -> None:
+        if self._machine.exists(self.name):  # its end is the last that is noted
+            self._note(what, cause=f"{session_id!r} was asked for", by=by)
 
     def events(self, since: int) -> list[SandboxEvent]:
         events = self._timeline.since(self.name, since)

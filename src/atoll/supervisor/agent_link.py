@@ -5,6 +5,7 @@ Rules:
 2. An operation that is left early closes its connection, which is how the agent learns to cancel it.
 3. Nothing the agent sends is kept beyond what the caller allowed, and nothing is awaited for ever: an agent has the
    command's own timeout and a grace period to answer. Its time does not run while others of its session come first.
+4. SANDBOX_NOT_RUNNING means that the call was not taken, so it can be made again; AGENT_LOST, that nobody knows.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ ANSWER_GRACE = 30.0  # on top of a command's own timeout
 INPUT_CHUNK = 64 * 1024
 MAX_OUTPUT_KEPT = 64 * 2**20
 CONNECT_PAUSE = 0.005
+# How a Unix socket says that its peer is gone and has not read everything: while we write, and once we have written.
+UNREAD = (BrokenPipeError, ConnectionResetError)
 
 T = TypeVar("T")
 
@@ -78,6 +81,7 @@ class AgentLink:
         # A socket's path may have 107 bytes; through a descriptor of its directory it always fits.
         self._path = f"/proc/self/fd/{self._directory}/{socket_path.name}"
         self._idle: list[AgentConnection] = []
+        self.has_ended = False  # the sandbox, by itself; set by whoever watches it
 
     async def __aenter__(self) -> AgentLink:
         return self
@@ -155,11 +159,7 @@ class AgentLink:
                 remedy="The sandbox may be out of cpu; try again, or stop it.",
             ) from cause
         except OSError as cause:
-            raise AgentLostError(
-                f"the sandbox's agent cannot be reached: {cause.strerror}",
-                code=ErrorCode.SANDBOX_NOT_RUNNING,
-                remedy="Start the sandbox again.",
-            ) from cause
+            raise not_running(f"the sandbox's agent cannot be reached: {cause.strerror}") from cause
 
     async def _connect(self) -> AgentConnection:
         peer = socket.socket(socket.AF_UNIX)
@@ -207,17 +207,28 @@ class AgentConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_busy = False
         self._is_paused = False
+        self._has_input = False
+        self._has_answer = False
+        self._is_unread = False
 
     @property
     def is_free(self) -> bool:
-        return not (self._is_busy or self._failure or self._frames or self._decoder.is_mid_frame)
+        return not (
+            self._is_busy
+            or self._failure
+            or self._frames
+            or self._decoder.is_mid_frame
+            or (self._transport and self._transport.is_closing())
+        )
 
     def begin(self, message: bytes) -> None:
         self._is_busy = True
+        self._has_input = self._has_answer = False
         self._write(encode_frame(FrameKind.CALL, message))
 
     async def send_input(self, data: bytes) -> None:
         """All of a command's standard input, and its end."""
+        self._has_input = True
         for start in range(0, len(data), INPUT_CHUNK):
             await self._can_write.wait()
             self._write(encode_frame(FrameKind.INPUT, data[start : start + INPUT_CHUNK]))
@@ -233,6 +244,7 @@ class AgentConnection(asyncio.Protocol):
             feeder.cancel()
 
     async def send_frame(self, frame: Frame) -> None:
+        self._has_input = True
         await self._can_write.wait()
         self._write(encode_frame(frame.kind, frame.payload))
 
@@ -249,7 +261,7 @@ class AgentConnection(asyncio.Protocol):
     async def next_frame(self) -> Frame:
         while not self._frames:
             if self._failure:
-                raise self._failure
+                raise self._reason()
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -273,6 +285,7 @@ class AgentConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop has its own
 
     def data_received(self, data: bytes) -> None:
+        self._has_answer = True
         try:
             for frame in self._decoder.feed(data):
                 self._take(frame)
@@ -282,6 +295,7 @@ class AgentConnection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, cause: Exception | None) -> None:
+        self._is_unread = isinstance(cause, UNREAD)
         self._fail(
             AgentLostError(
                 "the sandbox's agent hung up in the middle of an operation",
@@ -313,6 +327,16 @@ class AgentConnection(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         if self._transport and not self._transport.is_closing():
             self._transport.write(data)
+
+    def _reason(self) -> Exception:
+        """Why there is no frame. An agent acts on whole frames: a call of which it left something unread did nothing.
+
+        Behind a call that was read there may be input that was not, and that looks the same.
+        """
+        if self._is_unread and not self._has_input and not self._has_answer:
+            return not_running("the sandbox ended before its agent took the call")
+        assert self._failure
+        return self._failure
 
     def _fail(self, failure: Exception) -> None:
         self._failure = self._failure or failure
@@ -351,6 +375,10 @@ def note_turn(frame: Frame, time: deadline | None) -> None:
         time.stand_still()
     else:
         time.run()
+
+
+def not_running(message: str) -> AgentLostError:
+    return AgentLostError(message, code=ErrorCode.SANDBOX_NOT_RUNNING, remedy="Start the sandbox again.")
 
 
 def encode_call(call: Call) -> bytes:
