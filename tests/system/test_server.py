@@ -219,7 +219,7 @@ async def has_all_waiting(sandbox: AsyncSandbox) -> bool:
 
 async def test_a_call_that_is_under_way_when_the_server_dies_gets_a_typed_error(own_server: RunningServer) -> None:
     sandbox = own_server.sandbox("cut-off")
-    async with sandbox.exec_stream("echo begun; echo x >> begun; sleep 1000") as stream:
+    async with sandbox.exec_stream("echo x >> begun; echo begun; sleep 1000") as stream:
         with pytest.raises(ConnectionError) as caught:
             async for event in stream:
                 if event.data == "begun\n":
