@@ -23,7 +23,7 @@ while a < 100:
 
 def main() -> None:
     with timed("to start a server in the background, and to make a sandbox with it"):
-        sandbox = temporary_sandbox("user-123")
+        sandbox = temporary_sandbox("first-sandbox")
         sandbox.exec("true")
     with sandbox:
         use(sandbox)

@@ -58,7 +58,7 @@ def test_the_first_sandbox_shows_what_it_promises_and_leaves_nothing(tmp_path: P
     )
     assert (shown.returncode, shown.stderr) == (0, "")
     for words in (
-        "root@user-123 in /workspace",
+        "root@first-sandbox in /workspace",
         "34 55 89",
         "exit code 124, then: hello you, from /tmp",
         "3\n2\n1\ngone\n",
