@@ -60,7 +60,7 @@ class Shell:
         program, self.dialect = find_shell(env.get("PATH", os.defpath))
         self.is_ready = False
         self._go: int | None = None
-        self._batch = 0
+        self.batch = 0
         self._listener = listener
         self._loop = runner.loop
         for name, text in self.dialect.scripts().items():
@@ -87,8 +87,8 @@ class Shell:
 
     def next_batch(self) -> int:
         """A number for lines that are sent together. The last of them says it, and so does what wakes the shell."""
-        self._batch += 1
-        return self._batch
+        self.batch += 1
+        return self.batch
 
     def send(self, *lines: str) -> None:
         with suppress(OSError):  # it has ended, of which we shall hear
@@ -104,7 +104,7 @@ class Shell:
         """Let it read what was sent. If it was not waiting, it will find this the next time, and go on waiting."""
         if self._go is not None:
             with suppress(BlockingIOError):  # full of what woke nobody; who waits makes room, and is woken again
-                os.write(self._go, b"%d\n" % self._batch)
+                os.write(self._go, b"%d\n" % self.batch)
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):

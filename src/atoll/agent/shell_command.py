@@ -109,6 +109,7 @@ class ShellCommand(Execution):
         super().__init__(runner, call, streams, on_done)
         self._shell = shell
         self._files = files
+        self._number = b"%d" % shell.batch  # of the lines that were written for it
         self._tree = ShellCommandTree(shell.pid, runner.births.now())
         self._pause = FIRST_LOOK_SECONDS
         self._was_silent = False
@@ -120,8 +121,10 @@ class ShellCommand(Execution):
         elif self._is_ending:
             if answer == DROPPED + str(self._files.number).encode():
                 self._leave(0)
-        elif answer.isdigit() and len(answer) <= 3:
-            self._leave(min(int(answer), MAX_EXIT_CODE))
+        else:
+            number, _, status = answer.partition(b" ")
+            if number == self._number and status.isdigit() and len(status) <= 3:
+                self._leave(min(int(status), MAX_EXIT_CODE))
 
     def on_shell_end(self, exit_code: int, *, session_ended: bool) -> None:
         if self._is_ending:

@@ -38,7 +38,6 @@ class Dialect(msgspec.Struct, frozen=True):
     call: str  # runs a builtin, whatever functions there are
     wait: str  # does nothing until there are lines to read
     needs_waking: bool  # by the number of a batch of lines that it has not read
-    keep_status: str  # the exit status into __atoll
     mend: str  # undoes what would keep the next command from running
     eval: str
     init: str
@@ -100,9 +99,10 @@ class Dialect(msgspec.Struct, frozen=True):
         return f"{self.call} printf '{word}\\0' >&0"
 
     def source_after(self, name: str, batch: int) -> str:
-        """The last line of a command. What wakes a shell is told apart by the number of the batch it has read."""
-        line = self.source(name)
-        return f"__atoll=$? __atoll_batch={batch}; {line}" if self.needs_waking else line
+        """The last line of a command. The number goes back with the answer: what a command sends of its own accord
+        would else leave the real answer over for the next. By it, too, a shell knows whether it was woken for more.
+        """
+        return f"__atoll=$? __atoll_batch={batch}; {self.source(name)}"
 
     def last_answer(self, word: str, batch: int) -> str:
         """An answer after which the shell has nothing to do."""
@@ -118,7 +118,6 @@ class Dialect(msgspec.Struct, frozen=True):
             "@DUMP_EXPORTED": self.dump_exported,
             "@DUMP": self.dump,
             "@KEEPS_ALL_ON_EXIT": self.keeps_all_on_exit,
-            "@KEEP_STATUS": self.keep_status,
             "@WAIT": self.wait,
             "@MEND": self.mend,
             "@CALL": self.call,
@@ -150,8 +149,7 @@ _INIT = rf"""
 
 # First the answer, for which somebody waits. Two files take turns, so that one is whole whenever the shell is killed.
 # What does not fit is not kept, and does not fill the place.
-_AFTER = r"""@KEEP_STATUS
-@CALL printf '%s\0' "$__atoll" >&0
+_AFTER = r"""@CALL printf '%s %s\0' "$__atoll_batch" "$__atoll" >&0
 {
 @DUMP
 } >|@DIR/@STATE || \: >|@DIR/@STATE
@@ -187,7 +185,6 @@ BASH = Dialect(
     call=r"\builtin",
     wait=r"\:",
     needs_waking=False,
-    keep_status="__atoll=$?",
     mend=r"\builtin enable eval",
     eval=r"\builtin eval --",
     # History would expand "!" and fill a file; mail and window size would be looked for after each command. While a
@@ -241,7 +238,6 @@ SH = Dialect(
     wait=rf"while IFS= \command read -r __atoll_go </proc/self/fd/9/{GO} && "
     r"""! \command [ "$__atoll_go" -gt "${__atoll_batch:-0}" ]; do \:; done""",
     needs_waking=True,
-    keep_status=r"\:",  # its last line does that
     mend=r"\:",
     eval=r"\command eval",
     init=rf"""PS1='$ '
