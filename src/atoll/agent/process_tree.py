@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 NANOSECONDS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
+NO_SESSION = -1
 KILL_ROUNDS = 50  # a tree that forks as fast as it dies is caught within a few; this bounds a pathological one
 
 
@@ -101,8 +102,19 @@ class ProcessTree:
                 _signal(pid, signal.SIGKILL)
             killed |= fresh
 
-    def _look(self) -> set[Identity]:
-        members = self._members(read_process_table())
+    def signal(self, number: int, table: list[ProcessStat] | None = None) -> bool:
+        """Send it to everyone. False if nobody is left."""
+        members = self._look(table)
+        for pid, _ in members:
+            _signal(pid, number)
+        return bool(members)
+
+    def is_alive(self, table: list[ProcessStat] | None = None) -> bool:
+        """Whether anyone is left. Whoever is seen now is found again later, whatever became of its parents."""
+        return bool(self._look(table))
+
+    def _look(self, table: list[ProcessStat] | None = None) -> set[Identity]:
+        members = self._members(read_process_table() if table is None else table)
         self._known |= members
         return members
 
@@ -119,6 +131,28 @@ class CommandTree(ProcessTree):
 
     def _members(self, table: list[ProcessStat]) -> set[Identity]:
         return members_of(self.session, self._known, table)
+
+
+class BackgroundTree(CommandTree):
+    """The processes of a program that may be long gone while some that it started live on."""
+
+    def __init__(self, session: int) -> None:
+        super().__init__(session)
+        self._has_leader = True
+
+    def leader_ended(self, table: list[ProcessStat]) -> bool:
+        """From now on its pid may be given to another, once nobody of its session is left. Whether somebody is."""
+        is_alive = self.is_alive(table)
+        self._has_leader = False
+        return is_alive
+
+    def _members(self, table: list[ProcessStat]) -> set[Identity]:
+        if not self._has_leader:
+            # A session's number is not given to others while a member lives, so one that we know vouches for the rest.
+            sessions = {process.session for process in table if process.identity in self._known}
+            if self.session not in sessions:
+                return members_of(NO_SESSION, self._known, table)
+        return super()._members(table)
 
 
 class ShellCommandTree(ProcessTree):
@@ -162,6 +196,6 @@ def read_process_table() -> list[ProcessStat]:
     return table
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -21,6 +21,7 @@ from atoll.protocol.messages import (
     Ping,
     encode_message,
 )
+from atoll.protocol.processes import CleanUpProcesses, ListProcesses, StartProcess, StreamProcessLog, WaitForExit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +51,11 @@ async def _play(agent: main.Agent, address: bytes) -> None:
             Exec(argv=["echo", "x"], timeout=60, max_output=9, env={"A": "b"}),
             ExecShell(command="echo x"),
             ExecShell(command="true", timeout=60, max_output=9, env={"A": "b"}, cwd="/"),
+            StartProcess(command="echo x", process_id="x", timeout=60, env={"A": "b"}),
+            WaitForExit(process_id="x"),
+            StreamProcessLog(process_id="x"),
+            ListProcesses(),
+            CleanUpProcesses(),
             DeleteSession(session_id=DEFAULT_SESSION),
         ):
             await _ask(agent.loop, host, call)
