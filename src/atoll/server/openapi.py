@@ -16,6 +16,7 @@ from atoll.server.routes import ROUTES, ApiRoute
 _PARAMETER = re.compile(r"{(\w+)}")
 _PARAMETERS = {
     "id": {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "maxLength": MAX_ID_LENGTH},
+    "process_id": {"type": "string", "minLength": 1, "maxLength": 63},
     "session_id": {"type": "string", "minLength": 1, "maxLength": 63},
 }
 
