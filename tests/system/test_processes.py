@@ -526,7 +526,9 @@ async def test_a_port_that_does_not_open_in_time_is_a_timeout_with_the_last_line
 async def test_a_port_is_ready_when_it_takes_connections(processes: Processes) -> None:
     listen = "busybox nc -l -p 8080" if processes.box.image == "busybox" else "nc -l 8080"
     if processes.box.image == "host":
-        listen = "import socket, time; s = socket.create_server(('::1', 8080), family=socket.AF_INET6); time.sleep(1000)"
+        listen = (
+            "import socket, time; s = socket.create_server(('::1', 8080), family=socket.AF_INET6); time.sleep(1000)"
+        )
         await processes.start(["python3", "-c", listen], "listens")
     else:
         await processes.start(f"sleep 0.2; {listen}", "listens")
@@ -535,7 +537,7 @@ async def test_a_port_is_ready_when_it_takes_connections(processes: Processes) -
 
 async def test_http_is_ready_when_the_status_fits(processes: Processes) -> None:
     answer = "read line; echo $line >&2; printf 'HTTP/1.1 %s x\\r\\n\\r\\n' $(cat /tmp/status)"
-    serve = f"while :; do busybox nc -l -p 8080 -e sh -c \"{answer.replace('$', chr(92) + '$')}\"; done"
+    serve = f'while :; do busybox nc -l -p 8080 -e sh -c "{answer.replace("$", chr(92) + "$")}"; done'
     if processes.box.image == "host":
         serve = "exec python3 /tmp/server.py"
         await processes.box.run(
@@ -564,7 +566,9 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8080), Handler).serve_forever()
 
 
 async def test_a_server_that_never_says_anything_is_not_ready(host_processes: Processes) -> None:
-    silent = "import socket, time; s = socket.create_server(('127.0.0.1', 8080)); print('up', flush=True); time.sleep(9e3)"
+    silent = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', 8080)); print('up', flush=True); time.sleep(9e3)"
+    )
     await host_processes.start(["python3", "-c", silent], "silent")
     await host_processes.wait_for("silent", "up")
     with pytest.raises(TimeoutError):
