@@ -358,6 +358,49 @@ async def test_two_hundred_processes_at_once_run_and_end(processes: Processes) -
     assert await processes.list() == []
 
 
+async def test_those_that_ended_last_are_kept_however_early_they_were_started(processes: Processes) -> None:
+    await processes.start("mkfifo /tmp/go; read x < /tmp/go; echo ended last", "first")
+    for number in range(101):
+        await processes.start(["true"], f"short-{number}")
+        await processes.exit(f"short-{number}")
+    await processes.box.text("echo > /tmp/go")
+    await processes.exit("first")
+    assert (await processes.log("first")).text() == "ended last\n"
+    assert [process.id for process in await processes.list()] == ["first", *(f"short-{n}" for n in range(2, 101))]
+
+
+async def test_too_many_are_refused_and_the_others_can_still_be_ended(processes: Processes) -> None:
+    with pytest.raises(AtollError) as caught:
+        for _ in range(513):
+            await processes.start(["sleep", "1000"])
+    assert code_of(caught) in (ErrorCode.TOO_MANY_PROCESSES, ErrorCode.PROCESS_LIMIT_REACHED)
+    assert caught.value.remedy
+    running = len(await processes.list())
+    assert running > 200
+    assert (await processes.ask(KillAllProcesses(), decode_process_count)).count == running
+    await processes.wait_until_gone("sleep")
+
+
+async def test_one_that_was_stopped_by_a_signal_is_killed_too(processes: Processes) -> None:
+    await processes.start("echo up; exec sleep 1000", "stopped")
+    await processes.wait_for("stopped", "up")
+    stopped = await processes.kill("stopped", 19)
+    assert stopped.status is ProcessStatus.RUNNING
+    await processes.box.text(f"until grep -q ') T ' /proc/{stopped.pid}/stat; do sleep 0.01; done")
+    assert (await processes.kill("stopped")).exit_code == 137
+
+
+async def test_one_that_closes_its_output_runs_on(processes: Processes) -> None:
+    await processes.start("echo bye; exec > /dev/null 2>&1; mkfifo /tmp/go; read x < /tmp/go; exit 6", "silent")
+    await processes.wait_for("silent", "bye")
+    await processes.box.text("while ! [ -p /tmp/go ]; do sleep 0.01; done")
+    reading = asyncio.create_task(processes.wait_for("silent", "never"))
+    await processes.box.text("echo > /tmp/go")
+    with pytest.raises(AssertionError):  # the stream ends with the process
+        await reading
+    assert (await processes.get("silent")).exit_code == 6
+
+
 # Restarting.
 
 
@@ -415,6 +458,19 @@ async def test_a_gigabyte_of_log_costs_bounded_memory_and_starves_nobody(process
     assert log.dropped + kept == GIGABYTE + len("the end\n")
     assert 2**22 <= kept <= 6 * 2**20
     assert log.entries[-1].data.endswith(b"the end\n")
+
+
+async def test_a_hundred_that_flood_at_once_share_what_there_is(processes: Processes) -> None:
+    before = memory(processes.box)
+    for number in range(100):
+        await processes.start(f"head -c 2000000 /dev/zero; echo end of {number}", f"flood-{number}")
+    for number in range(100):
+        assert (await processes.exit(f"flood-{number}")).exit_code == 0
+    assert memory(processes.box, "VmHWM") - before < 30 * 2**20
+    for number in range(100):
+        log = await processes.log(f"flood-{number}")
+        assert log.dropped + sum(len(entry.data) for entry in log.entries) == 2_000_000 + len(f"end of {number}\n")
+        assert log.text().endswith(f"end of {number}\n")
 
 
 async def test_a_reader_who_stops_reading_slows_nobody_and_is_told_what_it_missed(processes: Processes) -> None:

@@ -14,6 +14,7 @@ Rules:
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from atoll.agent.process_log import LogStore
 from atoll.agent.process_operations import KillOperation, LogOperation, WaitForExitOperation, WaitForPortOperation
 from atoll.agent.process_tree import BackgroundTree, read_process_table
 from atoll.agent.shell import find_shell
-from atoll.agent.spawn import check_words, invalid_command
+from atoll.agent.spawn import check_words, invalid_command, no_room
 from atoll.agent.streams import MAX_LEFT_IN_PIPE, read_now
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.messages import DEFAULT_SESSION, TIMED_OUT_EXIT_CODE, Exec
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 MAX_RUNNING = 512
 MAX_OVER = 100
+DESCRIPTORS_LEFT = 128
 GRACE_SECONDS = 5.0  # a server may have requests to finish
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 30.0
 LONG_RUN_SECONDS = 10.0
@@ -104,6 +106,7 @@ class ProcessRegistry:
         if sum(not process.is_over for process in self._processes.values()) >= MAX_RUNNING:
             message = f"the sandbox already has {MAX_RUNNING} background processes"
             raise error(ErrorCode.TOO_MANY_PROCESSES, message, remedy="Kill those that are not needed any more.")
+        check_descriptors_left()
         process = BackgroundProcess(self, process_id, call, self._sessions.place(call.session_id))
         process.start()
         if former:
@@ -122,8 +125,10 @@ class ProcessRegistry:
         return process
 
     def clean_up(self, keep: int = 0) -> int:
-        """Forget those that are over, but for the `keep` that were started last."""
-        over = [process for process in self._processes.values() if process.is_over]
+        """Forget those that are over, but for the `keep` that ended last."""
+        over = sorted(
+            (process for process in self._processes.values() if process.is_over), key=lambda process: process.ended_at
+        )
         forgotten = over[: len(over) - keep] if keep < len(over) else []
         for process in forgotten:
             self._forget(process)
@@ -175,6 +180,7 @@ class BackgroundProcess:
         self.id = process_id
         self.status = ProcessStatus.STARTING
         self.watchers: set[Callable[[], None]] = set()
+        self.ended_at = 0.0  # by a clock that nobody sets
         self._registry = registry
         self._runner = registry.runner
         self._loop = registry.runner.loop
@@ -305,6 +311,7 @@ class BackgroundProcess:
     def _finish(self, status: ProcessStatus) -> None:
         self.status = status
         self._end_time = datetime.now(UTC)
+        self.ended_at = time.monotonic()
         self._stop_timers()
         self._on_silence()
         for watcher in tuple(self.watchers):
@@ -367,6 +374,18 @@ class LogPipes:
             if not self._outputs:
                 self._on_closed()
         return len(data or b"")
+
+
+def check_descriptors_left() -> None:
+    """Each process takes two for as long as it lives. Some must be left for whoever wants to look at it, or end it."""
+    try:
+        lowest = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    except OSError as cause:
+        raise no_room("a process", cause.strerror) from cause
+    os.close(lowest)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and lowest > limit - DESCRIPTORS_LEFT:
+        raise no_room("a process", "its agent is about to run out of file descriptors")
 
 
 def to_exec(call: StartProcess, place: Place, runner: CommandRunner) -> Exec:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import base64
+import codecs
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -21,6 +23,7 @@ from atoll.protocol.processes import (
     KillAllProcesses,
     KillProcess,
     ListProcesses,
+    LogEntry,
     LogPart,
     PortMode,
     ProcessInfo,
@@ -90,7 +93,10 @@ class ProcessLogsBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class LogEventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event of a stream: stdout, stderr, dropped or exit, as `ProcessEvent` of the SDK; or error."""
+    """One event of a stream: stdout, stderr, dropped or exit, as `ProcessEvent` of the SDK; or error.
+
+    `data_base64` has the exact bytes where `data` has not.
+    """
 
     type: str
     number: int | None = None
@@ -225,29 +231,40 @@ async def _as_stream(
 ) -> AsyncIterator[bytes]:
     """An event's id is its number, with which an EventSource comes back by itself."""
     async with aclosing(parts):
-        yield b": the log, then what comes\n\n" + b"".join(map(_encode, to_events(first)))
+        events = LogEvents()
+        yield b": the log, then what comes\n\n" + b"".join(map(_encode, events.of(first)))
         try:
             async for part in parts:
-                yield b"".join(map(_encode, to_events(part)))
+                yield b"".join(map(_encode, events.of(part)))
         except AtollError as problem:
             yield _encode(LogEventBody(type="error", code=problem.code, message=problem.message, remedy=problem.remedy))
 
 
-def to_events(part: LogPart | ProcessInfo) -> list[LogEventBody]:
-    if isinstance(part, ProcessInfo):
-        return []
-    events = []
-    if part.dropped:
-        number = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
-        events.append(LogEventBody(type="dropped", number=number, dropped=part.dropped))
-    for entry in part.entries:
-        text, exact = to_text(entry.data)
-        events.append(
-            LogEventBody(type=entry.stream.value, number=entry.number, time=entry.time, data=text, data_base64=exact)
-        )
-    if part.ended:
-        events.append(LogEventBody(type="exit", number=part.number, process=part.ended))
-    return events
+class LogEvents:
+    """Turns parts of a log into events. A character whose bytes come in two pieces is in the `data` of the second."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+
+    def of(self, part: LogPart | ProcessInfo) -> Iterator[LogEventBody]:
+        if isinstance(part, ProcessInfo):
+            return
+        if part.dropped:
+            self._decoders.clear()
+            number = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
+            yield LogEventBody(type="dropped", number=number, dropped=part.dropped)
+        for entry in part.entries:
+            yield self._of_entry(entry)
+        if part.ended:
+            yield LogEventBody(type="exit", number=part.number, process=part.ended)
+
+    def _of_entry(self, entry: LogEntry) -> LogEventBody:
+        stream = entry.stream.value
+        if stream not in self._decoders:
+            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
+        text = self._decoders[stream].decode(entry.data)
+        exact = None if text.encode() == entry.data else base64.b64encode(entry.data).decode()
+        return LogEventBody(type=stream, number=entry.number, time=entry.time, data=text, data_base64=exact)
 
 
 def _encode(event: LogEventBody) -> bytes:
