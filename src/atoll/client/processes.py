@@ -339,8 +339,8 @@ class AsyncProcessStream(AsyncIterator[ProcessEvent]):
 
     def _take(self, frames: Frames, frame: Frame) -> None:
         if frame.kind is FrameKind.DONE:
-            self._is_over = True
             self.process = frames.decode(decode_process, frame)
+            self._is_over = True
             frames.close()
             return
         part = _log_part(frames, frame)
@@ -350,7 +350,7 @@ class AsyncProcessStream(AsyncIterator[ProcessEvent]):
             dropped = ProcessEvent(type="dropped", number=beginning, timestamp=datetime.now(UTC), dropped=part.dropped)
             self._events.append(dropped)
         for entry in part.entries:
-            when = datetime.fromtimestamp(entry.time, UTC)
+            when = _moment(entry.time)
             text = self._decoder(entry.stream.value).decode(entry.data)
             self._events.append(
                 ProcessEvent(
@@ -374,6 +374,13 @@ def _exit_event(number: int, ended: ProcessInfo) -> ProcessEvent:
         exit_code=ended.exit_code,
         status=ended.status,
     )
+
+
+def _moment(seconds: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError) as cause:
+        raise misbehaved(f"{seconds} is no time of an entry") from cause
 
 
 async def _ask(link: SandboxLink, call: Call, decoder: Any) -> Any:

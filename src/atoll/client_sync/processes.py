@@ -340,8 +340,8 @@ class ProcessStream(Iterator[ProcessEvent]):
 
     def _take(self, frames: Frames, frame: Frame) -> None:
         if frame.kind is FrameKind.DONE:
-            self._is_over = True
             self.process = frames.decode(decode_process, frame)
+            self._is_over = True
             frames.close()
             return
         part = _log_part(frames, frame)
@@ -351,7 +351,7 @@ class ProcessStream(Iterator[ProcessEvent]):
             dropped = ProcessEvent(type="dropped", number=beginning, timestamp=datetime.now(UTC), dropped=part.dropped)
             self._events.append(dropped)
         for entry in part.entries:
-            when = datetime.fromtimestamp(entry.time, UTC)
+            when = _moment(entry.time)
             text = self._decoder(entry.stream.value).decode(entry.data)
             self._events.append(
                 ProcessEvent(
@@ -375,6 +375,13 @@ def _exit_event(number: int, ended: ProcessInfo) -> ProcessEvent:
         exit_code=ended.exit_code,
         status=ended.status,
     )
+
+
+def _moment(seconds: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError) as cause:
+        raise misbehaved(f"{seconds} is no time of an entry") from cause
 
 
 def _ask(link: SandboxLink, call: Call, decoder: Any) -> Any:

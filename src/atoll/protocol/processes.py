@@ -12,6 +12,7 @@ import signal
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -51,6 +52,9 @@ class PortMode(StrEnum):
     TCP = "tcp"
 
 
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A background process. `command` is cut short if it is long; `pid` is the one inside, of its latest start."""
 
@@ -58,9 +62,9 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     pid: int
     command: str | list[str]
     status: ProcessStatus
-    start_time: datetime
+    start_time: Moment
     session_id: str
-    end_time: datetime | None = None
+    end_time: Moment | None = None
     exit_code: int | None = None
     restart: RestartPolicy | None = None
     restarts: int = 0
