@@ -332,6 +332,21 @@ async def test_a_child_that_writes_nowhere_is_still_reached_after_its_parent_end
     await processes.wait_until_gone("sleep")
 
 
+async def test_a_daemon_in_a_session_of_its_own_is_reached_by_the_output_it_holds(processes: Processes) -> None:
+    daemon = "setsid sh -c 'echo daemon in $$; echo x > /tmp/up; sleep 1000; echo never'"
+    await processes.start(f"mkfifo /tmp/up; {daemon} & read x < /tmp/up; exit 0", "daemon")
+    assert (await processes.exit("daemon")).exit_code == 0
+    assert "daemon in" in (await processes.log("daemon")).text()
+    bystander = await processes.start("setsid sleep 2000 & sleep 3000", "bystander")
+    await processes.kill("daemon", 9)
+    while await processes.box.text("grep -lx 1000 /proc/[0-9]*/cmdline -z 2>/dev/null || true"):
+        await asyncio.sleep(0.02)
+    assert (await processes.get("bystander")).pid == bystander.pid
+    assert (await processes.get("bystander")).status is ProcessStatus.RUNNING
+    assert (await processes.kill("bystander")).status is ProcessStatus.KILLED
+    await processes.wait_until_gone("sleep")
+
+
 async def test_a_timeout_kills_the_tree(processes: Processes) -> None:
     await processes.start("sleep 1000 & echo started; wait", "late", timeout=0.3)
     ended = await processes.exit("late")

@@ -15,7 +15,10 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 NANOSECONDS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
 NO_SESSION = -1
@@ -134,25 +137,43 @@ class CommandTree(ProcessTree):
 
 
 class BackgroundTree(CommandTree):
-    """The processes of a program that may be long gone while some that it started live on."""
+    """The processes of a program that may be long gone while some that it started live on.
 
-    def __init__(self, session: int) -> None:
+    `outputs` names the pipes that only they can write to: by these an orphan is known that left the session.
+    """
+
+    def __init__(self, session: int, outputs: Callable[[], set[str]]) -> None:
         super().__init__(session)
+        self._outputs = outputs
         self._has_leader = True
 
     def leader_ended(self, table: list[ProcessStat]) -> bool:
         """From now on its pid may be given to another, once nobody of its session is left. Whether somebody is."""
-        is_alive = self.is_alive(table)
+        left = self._look(table)
         self._has_leader = False
-        return is_alive
+        return bool(left | self._look(table))
 
     def _members(self, table: list[ProcessStat]) -> set[Identity]:
-        if not self._has_leader:
-            # A session's number is not given to others while a member lives, so one that we know vouches for the rest.
-            sessions = {process.session for process in table if process.identity in self._known}
-            if self.session not in sessions:
-                return members_of(NO_SESSION, self._known, table)
-        return super()._members(table)
+        if self._has_leader:
+            return super()._members(table)
+        # A session's number is not given to others while a member lives, so one that we know vouches for the rest.
+        sessions = {process.session for process in table if process.identity in self._known}
+        session = self.session if self.session in sessions else NO_SESSION
+        return members_of(session, self._known | self._orphans(table), table)
+
+    def _orphans(self, table: list[ProcessStat]) -> set[Identity]:
+        if not (outputs := self._outputs()):
+            return set()
+        ours = os.getpid()
+        orphans = (process for process in table if process.parent == ours and not process.is_zombie)
+        return {process.identity for process in orphans if not outputs.isdisjoint(_outputs_of(process.pid))}
+
+
+def _outputs_of(pid: int) -> Iterator[str]:
+    """What its standard output and error are, as far as we may know."""
+    for fd in (1, 2):
+        with suppress(OSError):
+            yield os.readlink(f"/proc/{pid}/fd/{fd}")
 
 
 class ShellCommandTree(ProcessTree):

@@ -270,8 +270,8 @@ class BackgroundProcess:
     def _run(self, directory: str) -> None:
         self._pid, pipes = self._runner.spawn(self._exec, directory)
         self._runner.reaper.watch(self._pid, lambda exit_code: self._registry.on_exit(self, exit_code))
-        self._tree = BackgroundTree(self._pid)
         self._pipes = LogPipes(self._loop, self.log, pipes, self._on_silence)
+        self._tree = BackgroundTree(self._pid, self._pipes.names)
         self._run_began = time.monotonic()
         self.status = ProcessStatus.RUNNING
 
@@ -344,6 +344,10 @@ class LogPipes:
     @property
     def are_closed(self) -> bool:
         return not self._outputs
+
+    def names(self) -> set[str]:
+        """Of those that somebody may still write to, as /proc shows them."""
+        return {f"pipe:[{os.fstat(fd).st_ino}]" for fd in self._outputs}
 
     def catch_up(self) -> None:
         """Log what is there now, which a pipe's size bounds: a background child may write for ever."""
