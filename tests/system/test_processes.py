@@ -233,6 +233,8 @@ async def test_it_outlives_the_connection_that_started_it(processes: Processes) 
         (StartProcess(command=[]), ErrorCode.INVALID_COMMAND),
         (StartProcess(command="a\0b"), ErrorCode.INVALID_COMMAND),
         (StartProcess(command="true", timeout=-1), ErrorCode.INVALID_COMMAND),
+        (StartProcess(command="x" * 140_000), ErrorCode.INVALID_COMMAND),
+        (StartProcess(command=["x"] * 70_000, restart=RestartPolicy.ALWAYS), ErrorCode.INVALID_COMMAND),
         (StartProcess(command="true", env={"": "x"}), ErrorCode.INVALID_ENVIRONMENT),
         (StartProcess(command="true", process_id="../x"), ErrorCode.INVALID_PROCESS_ID),
         (StartProcess(command="true", cwd="/no/such"), ErrorCode.FILE_NOT_FOUND),

@@ -54,6 +54,13 @@ def test_the_two_streams_are_not_mixed_up() -> None:
     assert looking.feed("stdout", "dy")
 
 
+def test_nothing_is_found_across_a_gap() -> None:
+    looking = LogSearch("ready")
+    assert looking.feed("stdout", "rea") is None
+    looking.skip()
+    assert looking.feed("stdout", "dy") is None
+
+
 def test_a_pattern_is_tried_on_whole_lines() -> None:
     assert search(re.compile(r"port (\d+)$"), "on port 80", "80\n") == "on port 8080"
     assert search(re.compile(r"^b$"), "a\nb\nc\n") == "b"

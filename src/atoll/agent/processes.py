@@ -27,7 +27,7 @@ from atoll.agent.shell import find_shell
 from atoll.agent.spawn import check_words, invalid_command, no_room
 from atoll.agent.streams import MAX_LEFT_IN_PIPE, read_now
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.messages import DEFAULT_SESSION, TIMED_OUT_EXIT_CODE, Exec
+from atoll.protocol.messages import DEFAULT_SESSION, TIMED_OUT_EXIT_CODE, Exec, encode_message
 from atoll.protocol.processes import (
     CleanUpProcesses,
     GetProcess,
@@ -69,7 +69,8 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 30.0
 LONG_RUN_SECONDS = 10.0
 ENDING = (signal.SIGTERM, signal.SIGKILL)
 UNWANTING = (*ENDING, signal.SIGINT, signal.SIGQUIT)  # who sends one of these wants no restart
-CANNOT_LAST = (ErrorCode.PROCESS_LIMIT_REACHED,)  # why a restart failed, if the next may succeed
+PASSING = (ErrorCode.PROCESS_LIMIT_REACHED,)  # why a restart failed, if the next may succeed
+MAX_REMEMBERED = 64 * 1024  # bytes of a command with its variables that is to be started again: there may be hundreds
 
 
 class ProcessRegistry:
@@ -184,9 +185,11 @@ class BackgroundProcess:
         self._registry = registry
         self._runner = registry.runner
         self._loop = registry.runner.loop
-        self._call = call
+        self._session_id = call.session_id or DEFAULT_SESSION
+        self._policy = call.restart
+        self._timeout = call.timeout
         self._command = shorten(call.command)
-        self._exec = to_exec(call, place, self._runner)
+        self._exec: Exec | None = to_exec(call, place, self._runner)
         self._directory = place.directory
         self._lasting_directory = place.path
         self.log: ProcessLog = registry.logs.make_log()
@@ -220,8 +223,8 @@ class BackgroundProcess:
             start_time=self._start_time,
             end_time=self._end_time,
             exit_code=self._exit_code,
-            session_id=self._call.session_id or DEFAULT_SESSION,
-            restart=self._call.restart,
+            session_id=self._session_id,
+            restart=self._policy,
             restarts=self._restarts,
             timed_out=self._timed_out,
             error=self._error,
@@ -233,8 +236,10 @@ class BackgroundProcess:
         except AtollError:
             self.log.forget()
             raise
-        if self._call.timeout is not None:
-            self._deadline = self._loop.call_later(self._call.timeout, self._time_out)
+        if self._policy is None:
+            self._exec = None
+        if self._timeout is not None:
+            self._deadline = self._loop.call_later(self._timeout, self._time_out)
 
     def kill(self, number: int, table: list[ProcessStat] | None = None) -> None:
         """A signal for the whole tree, also for what is left of one that is over."""
@@ -268,6 +273,7 @@ class BackgroundProcess:
         self.log.forget()
 
     def _run(self, directory: str) -> None:
+        assert self._exec, "what is not to be started again is forgotten"
         self._pid, pipes = self._runner.spawn(self._exec, directory)
         self._runner.reaper.watch(self._pid, lambda exit_code: self._registry.on_exit(self, exit_code))
         self._pipes = LogPipes(self._loop, self.log, pipes, self._on_silence)
@@ -276,9 +282,9 @@ class BackgroundProcess:
         self.status = ProcessStatus.RUNNING
 
     def _is_to_restart(self, exit_code: int) -> bool:
-        if self._is_unwanted or self._timed_out or self._call.restart is None:
+        if self._is_unwanted or self._timed_out or self._policy is None:
             return False
-        return self._call.restart is RestartPolicy.ALWAYS or exit_code != 0
+        return self._policy is RestartPolicy.ALWAYS or exit_code != 0
 
     def _restart_later(self) -> None:
         self.status = ProcessStatus.STARTING
@@ -289,7 +295,7 @@ class BackgroundProcess:
         try:
             self._run(self._lasting_directory)
         except AtollError as cause:
-            if cause.code in CANNOT_LAST:
+            if cause.code in PASSING:
                 self._run_began = time.monotonic()
                 self._restart_later()
             else:
@@ -312,6 +318,7 @@ class BackgroundProcess:
         self.status = status
         self._end_time = datetime.now(UTC)
         self.ended_at = time.monotonic()
+        self._exec = None
         self._stop_timers()
         self._on_silence()
         for watcher in tuple(self.watchers):
@@ -403,6 +410,9 @@ def to_exec(call: StartProcess, place: Place, runner: CommandRunner) -> Exec:
         argv = [shell, "-c", argv]
     run = Exec(argv=argv, cwd=call.cwd, env=env, timeout=call.timeout)
     check_words(run)
+    if call.restart and (length := len(encode_message(run))) > MAX_REMEMBERED:
+        message = f"the command with its variables takes {length} bytes; {MAX_REMEMBERED} are remembered for a restart"
+        raise invalid_command(message, "Put what is large into a file.")
     return run
 
 

@@ -240,7 +240,9 @@ class AsyncProcess:
         tail = b""
         async with AsyncProcessStream(self._link, StreamProcessLog(process_id=self.id, timeout=seconds)) as events:
             async for event in events:
-                if event.type in ("stdout", "stderr"):
+                if event.type == "dropped":
+                    search.skip()
+                elif event.data_bytes:
                     tail = (tail + event.data_bytes)[-READY_BYTES:]
                     if found := search.feed(event.type, event.data):
                         return found

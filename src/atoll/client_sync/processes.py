@@ -241,7 +241,9 @@ class Process:
         tail = b""
         with ProcessStream(self._link, StreamProcessLog(process_id=self.id, timeout=seconds)) as events:
             for event in events:
-                if event.type in ("stdout", "stderr"):
+                if event.type == "dropped":
+                    search.skip()
+                elif event.data_bytes:
                     tail = (tail + event.data_bytes)[-READY_BYTES:]
                     if found := search.feed(event.type, event.data):
                         return found

@@ -99,6 +99,10 @@ class LogSearch:
         self._held[stream] = rest[-MAX_LINE:]
         return next((found for line in lines if (found := self._match(self._wanted, stream, line))), None)
 
+    def skip(self) -> None:
+        """Something is missing here: what comes does not continue what came."""
+        self._held = dict.fromkeys(self._held, "")
+
     def finish(self) -> LogMatch | None:
         """No more comes, so a line that has no end is as whole as it gets."""
         if isinstance(self._wanted, str):
