@@ -85,6 +85,7 @@ async def test_a_session_starts_processes_that_belong_to_the_sandbox(half: Half,
 async def test_waiting_in_vain_says_what_the_process_said_last(half: Half, server: RunningServer) -> None:
     sandbox = half.get_sandbox("vain", url=server.unix_url)
     process = await half.run(sandbox.start_process, "echo reading config; echo no database >&2; sleep 1000")
+    await half.run(process.wait_for_log, "no database")
     with pytest.raises(TimeoutError) as late:
         await half.run(process.wait_for_log, "listening", timeout=0.3)
     assert isinstance(late.value, AtollError) and late.value.code is ErrorCode.PROCESS_READY_TIMEOUT
@@ -224,14 +225,15 @@ async def test_processes_as_json(server: RunningServer) -> None:
 
 async def test_an_event_source_comes_back_where_it_stopped(server: RunningServer) -> None:
     path = "/v1/sandboxes/events/processes"
-    await server.ask("POST", path, {"command": "for i in 1 2 3; do echo $i; sleep 0.1; done; exit 4", "id": "p"})
-    first = await asyncio.to_thread(read_events, server, f"{path}/p/logs", "", 2)
-    assert [json.loads(data)["data"] for _, _, data in first] == ["1\n", "2\n"]
-    rest = await asyncio.to_thread(read_events, server, f"{path}/p/logs", first[-1][0], 99)
-    assert [(number, name) for number, name, _ in rest] == [("6", "stdout"), ("6", "exit")]
+    await server.ask("POST", path, {"command": "mkfifo go; echo one; read x < go; echo two; exit 4", "id": "p"})
+    (first,) = await asyncio.to_thread(read_events, server, f"{path}/p/logs", "", 1)
+    assert (first[0], json.loads(first[2])["data"]) == ("4", "one\n")
+    await server.ask("POST", "/v1/sandboxes/events/exec", {"command": "echo > go"})
+    rest = await asyncio.to_thread(read_events, server, f"{path}/p/logs", first[0], 99)
+    assert [(number, name) for number, name, _ in rest] == [("8", "stdout"), ("8", "exit")]
     assert json.loads(rest[-1][2])["process"]["exit_code"] == 4
     whole = await server.ask("GET", f"{path}/p/logs?follow=false", headers={"Accept": "text/event-stream"})
-    assert whole.body.count(b"event: stdout") == 3
+    assert whole.body.count(b"event: stdout") == 2
 
 
 def read_events(server: RunningServer, path: str, last: str, count: int) -> list[tuple[str, str, str]]:
