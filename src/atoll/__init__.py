@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.client.commands import AsyncCommandStream
+    from atoll.client.processes import AsyncProcess, AsyncProcessStream
     from atoll.client.sandbox import AsyncSandbox, get_async_sandbox, list_sandboxes_async, temporary_async_sandbox
     from atoll.client.sessions import AsyncSession
     from atoll.client_sync.commands import CommandStream
+    from atoll.client_sync.processes import Process, ProcessStream
     from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes, temporary_sandbox
     from atoll.client_sync.sessions import Session
     from atoll.protocol.errors import (
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     )
     from atoll.protocol.limits import Limits
     from atoll.protocol.messages import SessionInfo
+    from atoll.protocol.process_results import LogMatch, ProcessEvent, ProcessLogs
+    from atoll.protocol.processes import ProcessInfo, ProcessStatus
     from atoll.protocol.results import ExecEvent, ExecResult
     from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxState
 
@@ -55,9 +59,11 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "atoll.client.commands": "AsyncCommandStream",
+    "atoll.client.processes": "AsyncProcess AsyncProcessStream",
     "atoll.client.sandbox": "AsyncSandbox get_async_sandbox list_sandboxes_async temporary_async_sandbox",
     "atoll.client.sessions": "AsyncSession",
     "atoll.client_sync.commands": "CommandStream",
+    "atoll.client_sync.processes": "Process ProcessStream",
     "atoll.client_sync.sandbox": "Sandbox get_sandbox list_sandboxes temporary_sandbox",
     "atoll.client_sync.sessions": "Session",
     "atoll.protocol.errors": """
@@ -68,6 +74,8 @@ _PLACES = {
     """,
     "atoll.protocol.limits": "Limits",
     "atoll.protocol.messages": "SessionInfo",
+    "atoll.protocol.process_results": "LogMatch ProcessEvent ProcessLogs",
+    "atoll.protocol.processes": "ProcessInfo ProcessStatus",
     "atoll.protocol.results": "ExecEvent ExecResult",
     "atoll.protocol.sandboxes": "SandboxEvent SandboxInfo SandboxState",
 }
@@ -80,6 +88,8 @@ __all__ = [
     "AgentTimeoutError",
     "AlreadyExistsError",
     "AsyncCommandStream",
+    "AsyncProcess",
+    "AsyncProcessStream",
     "AsyncSandbox",
     "AsyncSession",
     "AtollError",
@@ -97,12 +107,19 @@ __all__ = [
     "IsADirectoryPathError",
     "LimitReachedError",
     "Limits",
+    "LogMatch",
     "NoSpaceError",
     "NotADirectoryPathError",
     "NotAvailableYetError",
     "NotFoundError",
     "NotRootError",
     "PortNotOpenError",
+    "Process",
+    "ProcessEvent",
+    "ProcessInfo",
+    "ProcessLogs",
+    "ProcessStatus",
+    "ProcessStream",
     "ProcessTimeoutError",
     "Sandbox",
     "SandboxError",

@@ -291,6 +291,49 @@ def test_events_tell_what_happened_and_go_on(cli: Cli) -> None:
         assert following.wait(PATIENCE_SECONDS) == 0
 
 
+def test_a_background_process_is_started_listed_read_and_killed(cli: Cli) -> None:
+    sandbox(cli, "a")
+    assert cli("ps", "a").stderr.startswith(b"No background processes.")
+    assert cli.document("ps", "a") == {"processes": []}
+    words = ["sh", "-c", "cat; echo \x1b[31mred; echo err >&2; exec sleep 1000"]
+    assert cli("start", "a", "--name", "web", "--env", "A=1", "--", *words).stdout == b"web\n"
+    named = cli("start", "a", "exit 3").stdout.decode().strip()
+    box = get_sandbox("a", url=cli.url)
+    box.get_process(named).wait_for_exit()
+    box.get_process("web").wait_for_log("err")
+    head, web, other = cli("ps", "a").stdout.decode().splitlines()
+    assert head.split() == ["ID", "PID", "STATUS", "AGE", "EXIT", "RESTARTS", "COMMAND"]
+    assert web.split()[0::2][:3] == ["web", "running", "-"]
+    assert r"echo \x1b[31mred" in web
+    assert [other.split()[n] for n in (0, 2, 4)] == [named, "failed", "3"]
+    shown = cli("logs", "a", "web")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, b"\x1b[31mred\n", b"err\n")
+    with cli.start("logs", "-f", "--json", "a", "web") as following:
+        assert following.stdout
+        first = json.loads(following.stdout.readline())
+        assert first["type"] in ("stdout", "stderr")
+        assert cli("kill", "a", "web", "-s", "HUP").returncode == 0
+        *_, last = map(json.loads, following.stdout)
+        assert (last["type"], last["status"], last["exit_code"]) == ("exit", "killed", 129)
+        assert following.wait(PATIENCE_SECONDS) == 0
+    rest = cli("logs", "a", "web", "--json", "--since", str(first["number"])).stdout.splitlines()
+    assert [json.loads(line)["type"] for line in rest][-1] == "exit"
+    assert cli.document("kill", "a", "web")["status"] == "killed"
+    assert b"[PROCESS_NOT_FOUND]" in cli("logs", "a", "none").stderr
+    assert b"[INVALID_SIGNAL]" in cli("kill", "a", "web", "-s", "SIGNOTHING").stderr
+
+
+def test_logs_pass_every_byte_on_and_say_what_is_gone(cli: Cli) -> None:
+    box = sandbox(cli, "a")
+    box.exec(["tee", "bytes"], stdin=EVERY_BYTE)
+    box.start_process("cat bytes", process_id="bytes").wait_for_exit()
+    assert cli("logs", "-f", "a", "bytes").stdout == EVERY_BYTE
+    box.start_process("head -c 20000000 /dev/zero", process_id="flood").wait_for_exit()
+    shown = cli("logs", "a", "flood")
+    dropped = int(shown.stderr.split()[1])
+    assert dropped + len(shown.stdout) == 20_000_000
+
+
 def test_a_key_opens_a_running_server_until_it_is_taken_away(cli: Cli) -> None:
     url = f"http://{cli.environment['TEST_TCP']}"
     made = cli("key", "create", "for me")
@@ -332,6 +375,13 @@ def test_a_key_opens_a_running_server_until_it_is_taken_away(cli: Cli) -> None:
         (("run",), 2, "CMD..."),
         (("exec", "a", "ls", "-q"), 2, "put -- before the command"),
         (("events", "a", "--since", "-1"), 2, "--since"),
+        (("ps", "nobody"), 1, "[SANDBOX_NOT_FOUND]"),
+        (("logs", "nobody", "web"), 1, "[SANDBOX_NOT_FOUND]"),
+        (("kill", "a", "web", "-s", "SIGNOTHING"), 1, "[SANDBOX_NOT_FOUND]"),
+        (("start", "a", "--name", "/", "true"), 1, "[INVALID_PROCESS_ID]"),
+        (("start", "a", "--restart", "odd", "true"), 2, "--restart"),
+        (("start", "a"), 2, "CMD..."),
+        (("logs", "a"), 2, "PROC"),
         (("key", "create", "\n"), 2, "printed"),
         (("dance",), 2, "dance"),
     ],
@@ -392,11 +442,11 @@ def test_every_shell_gets_its_script(cli: Cli, shell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("ls",), ("inspect", "a-sandbox-with-a-longer-name"), ("events", "a"), ("key", "ls")]
+    "words", [("ls",), ("inspect", "a-sandbox-with-a-longer-name"), ("events", "a"), ("ps", "a"), ("key", "ls")]
 )
 def test_a_person_sees_colours_within_eighty_columns(cli: Cli, words: tuple[str, ...]) -> None:
     sandbox(cli, "a-sandbox-with-a-longer-name", labels={"team": "red", "purpose": "x" * 40})
-    sandbox(cli, "a")
+    sandbox(cli, "a").start_process(["sleep", "1000", "x" * 90])
     shown = in_terminal(cli, *words).decode()
     if words != ("key", "ls"):
         assert "\x1b[" in shown
@@ -415,7 +465,7 @@ def test_nothing_is_cut_off_however_long_it_is(cli: Cli) -> None:
     assert shown.count("b") >= 200
 
 
-VERBS = ("run", "exec", "ls", "inspect", "rm", "events", "serve", "key", "doctor")
+VERBS = ("run", "exec", "ls", "inspect", "rm", "events", "start", "ps", "logs", "kill", "serve", "key", "doctor")
 
 
 def test_help_names_every_verb_and_each_has_json(cli: Cli) -> None:

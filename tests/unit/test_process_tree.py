@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent.process_tree import BirthClock, ProcessStat, born_below, members_of, parse_stat
+from atoll.agent.process_tree import BackgroundTree, BirthClock, ProcessStat, born_below, members_of, parse_stat
 
 
 def process(pid: int, parent: int, session: int, *, start: int = 1, zombie: bool = False) -> ProcessStat:
@@ -34,6 +34,20 @@ def test_descendants_and_session_mates_belong_and_others_do_not() -> None:
 def test_one_seen_before_is_found_when_its_parents_are_gone_but_not_a_reused_pid() -> None:
     table = [process(1, 0, 1), process(12, 1, 12, start=5), process(14, 12, 14), process(15, 1, 15, start=9)]
     assert {pid for pid, _ in members_of(10, {(12, 5), (15, 3)}, table)} == {12, 14}
+
+
+def test_a_session_lives_on_without_its_leader_but_its_number_may_be_given_to_another() -> None:
+    tree = BackgroundTree(10, outputs=set)
+    assert tree.leader_ended([process(11, 1, 10), process(20, 1, 20)])
+    assert tree.is_alive([process(11, 1, 10), process(12, 1, 10, start=2)])  # forked by 11, and orphaned
+    assert tree.is_alive([process(12, 1, 10, start=2)])
+    assert not tree.is_alive([process(10, 1, 10, start=3), process(13, 10, 10, start=3)])
+
+
+def test_one_that_left_nobody_is_not_mistaken_for_who_gets_its_pid() -> None:
+    tree = BackgroundTree(10, outputs=set)
+    assert not tree.leader_ended([process(1, 0, 1)])
+    assert not tree.is_alive([process(10, 1, 10, start=9)])
 
 
 def test_the_dead_are_not_counted() -> None:

@@ -62,15 +62,20 @@ class CommandRunner:
         self, call: Exec, streams: Streams, on_done: Callable[[ExecDone], None], base: str = DEFAULT_DIRECTORY
     ) -> Command:
         """Run `call`, whose directory counts from `base`."""
-        with self.guard:
-            pipes = Pipes(call.stdin)
-            pid = spawn(call, pipes, self.env, base)
-            take_first(pid)
+        pid, pipes = self.spawn(call, base)
         streams.open(pipes.stdout[0], pipes.stderr[0], self.reaper.reap)
         streams.open_input(pipes.stdin[1] if pipes.stdin else None)
         command = Command(self, pid, call, streams, on_done)
         self.reaper.watch(pid, command.on_exit)
         return command
+
+    def spawn(self, call: Exec, base: str) -> tuple[int, Pipes]:
+        """The pid of a new process, which the reaper must be told about in this turn of the loop, and its pipes."""
+        with self.guard:
+            pipes = Pipes(call.stdin)
+            pid = spawn(call, pipes, self.env, base)
+            take_first(pid)
+        return pid, pipes
 
     @contextmanager
     def commands_oom_score(self) -> Iterator[None]:

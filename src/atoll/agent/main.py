@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NoReturn
 from atoll.agent.commands import CommandRunner
 from atoll.agent.loop import AgentLoop
 from atoll.agent.operations import Calls
+from atoll.agent.processes import ProcessRegistry
 from atoll.agent.reaper import Reaper
 from atoll.agent.scratch import Scratch
 from atoll.agent.server import AgentServer, comes_from_outside
@@ -62,6 +63,8 @@ class Agent:
         calls = Calls()
         calls.answers[Ping] = self._answer_ping
         self._sessions.register(calls)
+        self._processes = ProcessRegistry(self._runner, self._sessions)
+        self._processes.register(calls)
         self.server = AgentServer(self.loop, calls, admits)
 
     def open(self, listener: socket.socket, scratch: int) -> None:
@@ -87,6 +90,7 @@ class Agent:
         self.reaper.close()
         self.loop.close()
         self._sessions.close()
+        self._processes.close()
         self._scratch.close()
         self._runner.close()
 

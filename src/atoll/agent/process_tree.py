@@ -15,9 +15,13 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 NANOSECONDS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
+NO_SESSION = -1
 KILL_ROUNDS = 50  # a tree that forks as fast as it dies is caught within a few; this bounds a pathological one
 
 
@@ -101,8 +105,19 @@ class ProcessTree:
                 _signal(pid, signal.SIGKILL)
             killed |= fresh
 
-    def _look(self) -> set[Identity]:
-        members = self._members(read_process_table())
+    def signal(self, number: int, table: list[ProcessStat] | None = None) -> bool:
+        """Send it to everyone. False if nobody is left."""
+        members = self._look(table)
+        for pid, _ in members:
+            _signal(pid, number)
+        return bool(members)
+
+    def is_alive(self, table: list[ProcessStat] | None = None) -> bool:
+        """Whether anyone is left. Whoever is seen now is found again later, whatever became of its parents."""
+        return bool(self._look(table))
+
+    def _look(self, table: list[ProcessStat] | None = None) -> set[Identity]:
+        members = self._members(read_process_table() if table is None else table)
         self._known |= members
         return members
 
@@ -119,6 +134,46 @@ class CommandTree(ProcessTree):
 
     def _members(self, table: list[ProcessStat]) -> set[Identity]:
         return members_of(self.session, self._known, table)
+
+
+class BackgroundTree(CommandTree):
+    """The processes of a program that may be long gone while some that it started live on.
+
+    `outputs` names the pipes that only they can write to: by these an orphan is known that left the session.
+    """
+
+    def __init__(self, session: int, outputs: Callable[[], set[str]]) -> None:
+        super().__init__(session)
+        self._outputs = outputs
+        self._has_leader = True
+
+    def leader_ended(self, table: list[ProcessStat]) -> bool:
+        """From now on its pid may be given to another, once nobody of its session is left. Whether somebody is."""
+        left = self._look(table)
+        self._has_leader = False
+        return bool(left | self._look(table))
+
+    def _members(self, table: list[ProcessStat]) -> set[Identity]:
+        if self._has_leader:
+            return super()._members(table)
+        # A session's number is not given to others while a member lives, so one that we know vouches for the rest.
+        sessions = {process.session for process in table if process.identity in self._known}
+        session = self.session if self.session in sessions else NO_SESSION
+        return members_of(session, self._known | self._orphans(table), table)
+
+    def _orphans(self, table: list[ProcessStat]) -> set[Identity]:
+        if not (outputs := self._outputs()):
+            return set()
+        ours = os.getpid()
+        orphans = (process for process in table if process.parent == ours and not process.is_zombie)
+        return {process.identity for process in orphans if not outputs.isdisjoint(_outputs_of(process.pid))}
+
+
+def _outputs_of(pid: int) -> Iterator[str]:
+    """What its standard output and error are, as far as we may know."""
+    for fd in (1, 2):
+        with suppress(OSError):
+            yield os.readlink(f"/proc/{pid}/fd/{fd}")
 
 
 class ShellCommandTree(ProcessTree):
@@ -162,6 +217,6 @@ def read_process_table() -> list[ProcessStat]:
     return table
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -21,37 +21,47 @@ from atoll.protocol.messages import (
     Ping,
     encode_message,
 )
+from atoll.protocol.processes import CleanUpProcesses, StartProcess, StreamProcessLog, WaitForExit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ROUNDS = 10  # Python 3.11 specialises a function at its eighth call
+COMMON = (
+    Ping(),
+    Exec(argv=["true"]),
+    Exec(argv=["echo", "x"], timeout=60, max_output=9, env={"A": "b"}),
+    ExecShell(command="echo x"),
+    ExecShell(command="true", timeout=60, max_output=9, env={"A": "b"}, cwd="/"),
+)
+# Not every sandbox needs these, so once is enough: then what is loaded at first use is there.
+RARE = (
+    StartProcess(command="echo x", process_id="x", timeout=60),
+    WaitForExit(process_id="x"),
+    StreamProcessLog(process_id="x"),
+    CleanUpProcesses(),
+)
+LAST = DeleteSession(session_id=DEFAULT_SESSION)
 
 
 def rehearse(make_scratch: Callable[[], int]) -> None:
     """`make_scratch` gives what an agent is opened with."""
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
+        calls = (*COMMON, *(RARE if number == 0 else ()), LAST)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("")  # the kernel picks an abstract name; it is gone with the socket
             listener.listen()
             agent = main.Agent(admits=lambda peer: True)
             agent.open(listener, make_scratch())
-            agent.loop.run_until_complete(_play(agent, listener.getsockname()))
+            agent.loop.run_until_complete(_play(agent, listener.getsockname(), calls))
             agent.close()
 
 
-async def _play(agent: main.Agent, address: bytes) -> None:
+async def _play(agent: main.Agent, address: bytes, calls: Sequence[Call]) -> None:
     with socket.socket(socket.AF_UNIX) as host:
         host.setblocking(False)
         await agent.loop.sock_connect(host, address)
-        for call in (
-            Ping(),
-            Exec(argv=["true"]),
-            Exec(argv=["echo", "x"], timeout=60, max_output=9, env={"A": "b"}),
-            ExecShell(command="echo x"),
-            ExecShell(command="true", timeout=60, max_output=9, env={"A": "b"}, cwd="/"),
-            DeleteSession(session_id=DEFAULT_SESSION),
-        ):
+        for call in calls:
             await _ask(agent.loop, host, call)
         while agent.reaper.is_watching:  # noqa: ASYNC110 (the killed shell; every agent would have an event for this)
             await asyncio.sleep(0.001)

@@ -14,7 +14,7 @@ import os
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.agent.commands import Command, CommandOperation
 from atoll.agent.shell import NOT_STARTED, Shell
@@ -49,6 +49,14 @@ if TYPE_CHECKING:
 
 MAX_SESSIONS = 64
 KILLED = 137  # by SIGKILL, as a shell counts
+
+
+class Place(NamedTuple):
+    """A session's directory, as a way there that works now and as a path that lasts; and the variables it came with."""
+
+    directory: str
+    path: str
+    env: Mapping[str, str | None]
 
 
 class SessionRegistry:
@@ -95,6 +103,12 @@ class SessionRegistry:
         for session in self._sessions.values():
             session.set_environment(env)
         return Sessions(sessions=self.list())
+
+    def place(self, session_id: str | None) -> Place:
+        """Where something that a session starts begins. The default session need not exist for that."""
+        if session_id in (None, DEFAULT_SESSION) and DEFAULT_SESSION not in self._sessions:
+            return Place(DEFAULT_DIRECTORY, DEFAULT_DIRECTORY, {})
+        return self._get(session_id or DEFAULT_SESSION).place
 
     def _exec(self, call: Exec, owner: Owner) -> Operation:
         return self._runner.operation(call, owner) if call.session_id is None else self.operation(call, owner)
@@ -196,6 +210,10 @@ class Session:
             created_at=self._created_at,
             commands_waiting=len(self._waiting) + bool(self._running),
         )
+
+    @property
+    def place(self) -> Place:
+        return Place(self._where(), self._look_up_directory(), self._env)
 
     def submit(self, operation: SessionOperation) -> None:
         self._waiting.append(operation)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from atoll.client_sync.local_server import STATE_DIRECTORY, LocalServer
-from atoll.client_sync.sandbox import list_sandboxes
+from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes
 from atoll.protocol.errors import AtollError
 
 COMPLETION_SECONDS = 1.0
@@ -48,6 +48,17 @@ def state_dir_option(verb: Verb) -> Verb:
 
 def id_argument(verb: Verb) -> Verb:
     return click.argument("sandbox_id", metavar="ID", shell_complete=complete_id)(verb)
+
+
+def process_argument(verb: Verb) -> Verb:
+    return click.argument("process_id", metavar="PROC")(verb)
+
+
+def existing_sandbox(sandbox_id: str, url: str | None, api_key: str | None) -> Sandbox:
+    """For verbs that look at what is in one: the first look shall not make it."""
+    sandbox = get_sandbox(sandbox_id, url=url, api_key=api_key)
+    sandbox.status()
+    return sandbox
 
 
 def ids_argument(verb: Verb) -> Verb:

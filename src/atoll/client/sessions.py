@@ -10,6 +10,7 @@ import secrets
 
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.link import SandboxLink
+from atoll.client.processes import AsyncProcesses
 from atoll.protocol.commands import SessionRequest
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
@@ -24,7 +25,7 @@ from atoll.protocol.messages import (
 )
 
 
-class AsyncSession(AsyncCommands):
+class AsyncSession(AsyncCommands, AsyncProcesses):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

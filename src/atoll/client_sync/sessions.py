@@ -11,6 +11,7 @@ import secrets
 
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.link import SandboxLink
+from atoll.client_sync.processes import Processes
 from atoll.protocol.commands import SessionRequest
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
@@ -25,7 +26,7 @@ from atoll.protocol.messages import (
 )
 
 
-class Session(Commands):
+class Session(Commands, Processes):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.protocol import processes
 from atoll.protocol.errors import ErrorBody
 
 PROTOCOL_VERSION = 1
@@ -75,7 +76,7 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping", forbid_unknown
     """Ask whether the agent answers, and which it is."""
 
 
-Call = Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping
+Call = Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping | processes.Call
 
 
 class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
     commands_running: int
 
 
-Result = ExecDone | SessionInfo | Sessions | Pong
+Result = ExecDone | SessionInfo | Sessions | Pong | processes.Result
 
 _encoder = msgspec.msgpack.Encoder()
 _call_decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)

@@ -23,6 +23,7 @@ _PARAMETERS = {
         "description": f"up to {MAX_ID_LENGTH} lower-case letters, digits and hyphens, with no hyphen at either end",
     },
     "session_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
+    "process_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
 }
 _MEANING = {200: "OK", 201: "It is new", 204: "Done"}
 

@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, SessionRequest
 from atoll.protocol.messages import SessionInfo, Sessions
+from atoll.protocol.processes import ProcessCount, ProcessInfo, ProcessList
 from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxInfo, SandboxList, SandboxOptions, ServerInfo
-from atoll.server import commands, sandboxes, server_info
+from atoll.server import commands, processes, sandboxes, server_info
 from atoll.server.relay import FRAMES, Relay
 
 Endpoint = Callable[[Request], Awaitable[Response]] | Relay
@@ -42,6 +43,8 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 STATES = ["running", "frozen", "stopped"]
 SINCE = Query("since", {"type": "integer", "minimum": 0}, "only events after this number")
+LOG_SINCE = Query("since", {"type": "integer", "minimum": 0}, "only what comes after this number")
+FOLLOW = Query("follow", {"type": "boolean"}, "whether a stream goes on with what comes")
 LABEL = Query("label", {"type": "array", "items": {"type": "string"}}, "NAME=VALUE; may be given several times")
 STATE = Query("state", {"type": "string", "enum": STATES}, "only sandboxes in this state")
 
@@ -161,5 +164,83 @@ ROUTES = (
         summary="End a session",
         tag="sessions",
         answers={204: None},
+    ),
+    ApiRoute(
+        method="GET",
+        path="/v1/sandboxes/{id}/processes",
+        endpoint=processes.list_processes,
+        summary="Background processes: those that run, and the latest of those that are over",
+        tag="processes",
+        answers={200: ProcessList},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/processes",
+        endpoint=processes.post_process,
+        summary="Start a background process",
+        tag="processes",
+        body=processes.ProcessRequest,
+        answers={201: ProcessInfo},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path="/v1/sandboxes/{id}/processes",
+        endpoint=processes.kill_all,
+        summary="End all that run; how many there were",
+        tag="processes",
+        answers={200: ProcessCount},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/processes/clean-up",
+        endpoint=processes.clean_up,
+        summary="Forget those that are over; how many there were",
+        tag="processes",
+        answers={200: ProcessCount},
+    ),
+    ApiRoute(
+        method="GET",
+        path="/v1/sandboxes/{id}/processes/{process_id}",
+        endpoint=processes.get_process,
+        summary="A background process",
+        tag="processes",
+        answers={200: ProcessInfo},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/processes/{process_id}/kill",
+        endpoint=processes.kill_process,
+        summary="Send a signal to it and all it has started; SIGKILL follows SIGTERM",
+        tag="processes",
+        body=processes.KillRequest,
+        answers={200: ProcessInfo},
+    ),
+    ApiRoute(
+        method="GET",
+        path="/v1/sandboxes/{id}/processes/{process_id}/logs",
+        endpoint=processes.get_logs,
+        summary="What is kept of its output; live as text/event-stream",
+        tag="processes",
+        queries=(LOG_SINCE, FOLLOW),
+        events=processes.LogEventBody,
+        answers={200: processes.ProcessLogsBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/processes/{process_id}/wait-for-port",
+        endpoint=processes.wait_for_port,
+        summary="Answered when something inside takes connections on a port",
+        tag="processes",
+        body=processes.PortRequest,
+        answers={200: ProcessInfo},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/processes/{process_id}/wait-for-exit",
+        endpoint=processes.wait_for_exit,
+        summary="Answered when it is over",
+        tag="processes",
+        body=processes.ExitRequest,
+        answers={200: ProcessInfo},
     ),
 )

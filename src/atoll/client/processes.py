@@ -1,0 +1,473 @@
+"""Background processes: started, watched, read, waited for, ended."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from atoll.client.commands import Environment
+from atoll.client.link import SandboxLink
+from atoll.client.server import Frames, misbehaved
+from atoll.protocol.durations import parse_duration
+from atoll.protocol.environment import check_environment
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.messages import Call
+from atoll.protocol.process_results import LogMatch, LogSearch, ProcessEvent, ProcessLogs
+from atoll.protocol.processes import (
+    OK_STATUS,
+    READY_BYTES,
+    CleanUpProcesses,
+    GetProcess,
+    KillAllProcesses,
+    KillProcess,
+    ListProcesses,
+    LogPart,
+    PortMode,
+    ProcessCount,
+    ProcessInfo,
+    ProcessList,
+    ProcessStatus,
+    RestartPolicy,
+    StartProcess,
+    StreamProcessLog,
+    WaitForExit,
+    WaitForPort,
+    check_wait,
+    decode_log_part,
+    decode_process,
+    decode_process_count,
+    decode_processes,
+    exited_early,
+    last_lines,
+    not_ready,
+    parse_process_id,
+    parse_restart,
+    parse_signal,
+)
+
+MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
+
+StatusGiven = int | Sequence[int]
+
+
+class AsyncProcesses:
+    """What a sandbox and a session have in common: background processes, which belong to the sandbox."""
+
+    _link: SandboxLink
+    _session_id: str
+
+    async def start_process(
+        self,
+        command: str | Sequence[str],
+        *,
+        process_id: str | None = None,
+        cwd: str | None = None,
+        env: Environment | None = None,
+        timeout: float | str | None = None,
+        restart: RestartPolicy | str | None = None,
+    ) -> AsyncProcess:
+        """Start a process that goes on in the background, also when this program, the session or the server is gone.
+
+        `command` is a string for a shell of its own, or a list of words that no shell touches. It starts in the
+        session's directory, with the sandbox's variables and those the session was created with; not with what a
+        command exported. `process_id` is a name of your choice. After `timeout` it is killed. `restart="on-failure"`
+        or `"always"` starts it again when it has ended, after a pause that grows.
+        """
+        call = StartProcess(
+            command=_checked_command(command),
+            process_id=None if process_id is None else parse_process_id(process_id),
+            session_id=self._session_id,
+            cwd=cwd,
+            env=_checked_environment(env),
+            timeout=_seconds(timeout),
+            restart=parse_restart(restart),
+        )
+        started: ProcessInfo = await _ask(self._link, call, decode_process)
+        return AsyncProcess(self._link, msgspec.structs.replace(started, command=call.command))
+
+    spawn = start_process
+
+    async def list_processes(self) -> list[AsyncProcess]:
+        """All of the sandbox in the order of their start: those that run, and the latest of those that are over."""
+        found: ProcessList = await _ask(self._link, ListProcesses(), decode_processes)
+        return [AsyncProcess(self._link, info) for info in found.processes]
+
+    async def get_process(self, id: str) -> AsyncProcess:
+        """The process with this id. PROCESS_NOT_FOUND if there is none."""
+        return AsyncProcess(self._link, await _get(self._link, parse_process_id(id)))
+
+    async def is_process_running(self, id: str) -> bool:
+        """Also while it waits to be started again. False for one that nobody knows."""
+        try:
+            info = await _get(self._link, parse_process_id(id))
+        except AtollError as problem:
+            if problem.code is ErrorCode.PROCESS_NOT_FOUND:
+                return False
+            raise
+        return not info.status.is_over
+
+    async def kill_process(self, id: str, signal: str | int = "SIGTERM") -> AsyncProcess:
+        """Send a signal to a process and all it has started. One that is over is no error.
+
+        SIGTERM is followed by SIGKILL after five seconds. With these two it returns when the process has ended.
+        """
+        return AsyncProcess(self._link, await _kill(self._link, parse_process_id(id), signal))
+
+    async def kill_all_processes(self) -> int:
+        """End all that run, as `kill_process` does; how many there were."""
+        killed: ProcessCount = await _ask(self._link, KillAllProcesses(), decode_process_count)
+        return killed.count
+
+    async def cleanup_completed_processes(self) -> int:
+        """Forget those that are over, with their logs; how many there were."""
+        forgotten: ProcessCount = await _ask(self._link, CleanUpProcesses(), decode_process_count)
+        return forgotten.count
+
+    async def get_process_logs(self, id: str) -> ProcessLogs:
+        """What is kept of its output: the latest megabytes."""
+        return await _read_logs(self._link, parse_process_id(id))
+
+    def stream_process_logs(self, id: str, follow: bool = True, since: int | None = None) -> AsyncProcessStream:
+        """What is kept of its output, then what comes, as it comes:
+
+            async for event in sandbox.stream_process_logs("server"):
+                print(event.data, end="")
+
+        Ends when the process is over and nothing it started can write any more, or without `follow` at once. With
+        `since=event.number` it goes on after that event: nothing is lost, nothing comes twice. A reader who is slower
+        than the log is long gets a `dropped` event, and never slows the process.
+        """
+        return _stream(self._link, id, follow, since)
+
+
+class AsyncProcess:
+    """A background process as it was when somebody asked; `refresh()` asks again."""
+
+    def __init__(self, link: SandboxLink, info: ProcessInfo) -> None:
+        self._link = link
+        self._info = info
+
+    @property
+    def id(self) -> str:
+        return self._info.id
+
+    @property
+    def pid(self) -> int:
+        """Inside the sandbox; of its latest start."""
+        return self._info.pid
+
+    @property
+    def command(self) -> str | list[str]:
+        """What was started. In a list of processes it is cut short if it is long."""
+        return self._info.command
+
+    @property
+    def status(self) -> ProcessStatus:
+        """starting, running, completed (exit code 0), failed, killed (by a signal or its time-out), or error."""
+        return self._info.status
+
+    @property
+    def start_time(self) -> datetime:
+        return self._info.start_time
+
+    @property
+    def end_time(self) -> datetime | None:
+        return self._info.end_time
+
+    @property
+    def exit_code(self) -> int | None:
+        """128 + signal if that ended it; 124 after its time-out."""
+        return self._info.exit_code
+
+    @property
+    def session_id(self) -> str:
+        return self._info.session_id
+
+    @property
+    def restart(self) -> RestartPolicy | None:
+        return self._info.restart
+
+    @property
+    def restarts(self) -> int:
+        return self._info.restarts
+
+    @property
+    def timed_out(self) -> bool:
+        return self._info.timed_out
+
+    @property
+    def error(self) -> str | None:
+        """Why it could not be started again."""
+        return self._info.error
+
+    @property
+    def info(self) -> ProcessInfo:
+        """All of that, as one value."""
+        return self._info
+
+    async def refresh(self) -> AsyncProcess:
+        """The process as it is now."""
+        return AsyncProcess(self._link, await _get(self._link, self.id))
+
+    async def kill(self, signal: str | int = "SIGTERM") -> AsyncProcess:
+        """As `kill_process`."""
+        return AsyncProcess(self._link, await _kill(self._link, self.id, signal))
+
+    async def logs(self) -> ProcessLogs:
+        """As `get_process_logs`."""
+        return await _read_logs(self._link, self.id)
+
+    def stream_logs(self, follow: bool = True, since: int | None = None) -> AsyncProcessStream:
+        """As `stream_process_logs`."""
+        return _stream(self._link, self.id, follow, since)
+
+    async def wait_for_log(self, wanted: str | re.Pattern[str], *, timeout: float | str | None = None) -> LogMatch:
+        """Wait until something is in the log; what is there already counts.
+
+        A string is found wherever it is, a compiled pattern is tried on each line. PROCESS_READY_TIMEOUT, which is a
+        TimeoutError, when the time is up; PROCESS_EXITED_BEFORE_READY if the process ended without it.
+        """
+        search = LogSearch(wanted)
+        seconds = _seconds(timeout)
+        shown = repr(wanted if isinstance(wanted, str) else wanted.pattern)
+        tail = b""
+        async with AsyncProcessStream(self._link, StreamProcessLog(process_id=self.id, timeout=seconds)) as events:
+            async for event in events:
+                if event.type == "dropped":
+                    search.skip()
+                elif event.data_bytes:
+                    tail = (tail + event.data_bytes)[-READY_BYTES:]
+                    if found := search.feed(event.type, event.data):
+                        return found
+        if found := search.finish():
+            return found
+        process = events.process
+        assert process, "a stream that came to its end has said how the process is"
+        condition = f"write {shown:.200}"
+        if process.status.is_over:
+            raise exited_early(process, condition, last_lines(tail))
+        raise not_ready(process, condition, seconds, last_lines(tail))
+
+    async def wait_for_port(
+        self,
+        port: int,
+        *,
+        mode: PortMode | str = PortMode.HTTP,
+        path: str = "/",
+        status: StatusGiven = OK_STATUS,
+        timeout: float | str | None = None,
+    ) -> AsyncProcess:
+        """Wait until something inside takes connections on `port`, and with mode="http" answers GET `path`.
+
+        `status` is the one that counts, or the lowest and the highest. PROCESS_READY_TIMEOUT, which is a TimeoutError,
+        when the time is up; PROCESS_EXITED_BEFORE_READY if the process and all it started ended before.
+        """
+        lowest, highest = _checked_status(status)
+        call = WaitForPort(
+            process_id=self.id,
+            port=port,
+            mode=_checked_mode(mode),
+            path=path,
+            min_status=lowest,
+            max_status=highest,
+            timeout=_seconds(timeout),
+        )
+        return AsyncProcess(self._link, await _ask(self._link, check_wait(call), decode_process))
+
+    async def wait_for_exit(self, *, timeout: float | str | None = None) -> AsyncProcess:
+        """The process once it is over, for good if it is one that restarts. PROCESS_EXIT_TIMEOUT if the time is up."""
+        call = WaitForExit(process_id=self.id, timeout=_seconds(timeout))
+        return AsyncProcess(self._link, await _ask(self._link, call, decode_process))
+
+    def __repr__(self) -> str:
+        code = "" if self.exit_code is None else f", exit_code={self.exit_code}"
+        return f"<AsyncProcess {self.id!r} {self.status.value}, pid={self.pid}{code}>"
+
+
+class AsyncProcessStream(AsyncIterator[ProcessEvent]):
+    """The events of a log. Dropping it, or leaving its `async with` block, ends the reading and not the process."""
+
+    def __init__(self, link: SandboxLink, call: StreamProcessLog) -> None:
+        self._link = link
+        self._call = call
+        self._frames: Frames | None = None
+        self._events: deque[ProcessEvent] = deque()
+        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+        self._is_over = False
+        self.process: ProcessInfo | None = None  # as it is at the end of the stream
+
+    def __aiter__(self) -> AsyncProcessStream:
+        return self
+
+    async def __anext__(self) -> ProcessEvent:
+        while not self._events:
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._advance()
+        return self._events.popleft()
+
+    async def __aenter__(self) -> AsyncProcessStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        self._is_over = True
+        self._events.clear()
+        if self._frames:
+            self._frames.close()
+
+    async def _advance(self) -> None:
+        try:
+            if self._frames is None:
+                self._frames = await self._link.call(self._call)
+            self._take(self._frames, await self._frames.next())
+        except AtollError:
+            if self._is_over:  # closed by another task or thread
+                return
+            await self.aclose()
+            raise
+        except BaseException:
+            await self.aclose()
+            raise
+
+    def _take(self, frames: Frames, frame: Frame) -> None:
+        if frame.kind is FrameKind.DONE:
+            self.process = frames.decode(decode_process, frame)
+            self._is_over = True
+            frames.close()
+            return
+        part = _log_part(frames, frame)
+        if part.dropped:
+            self._decoders.clear()
+            beginning = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
+            dropped = ProcessEvent(type="dropped", number=beginning, timestamp=datetime.now(UTC), dropped=part.dropped)
+            self._events.append(dropped)
+        for entry in part.entries:
+            when = _moment(entry.time)
+            text = self._decoder(entry.stream.value).decode(entry.data)
+            self._events.append(
+                ProcessEvent(
+                    type=entry.stream.value, number=entry.number, timestamp=when, data=text, data_bytes=entry.data
+                )
+            )
+        if part.ended:
+            self._events.append(_exit_event(part.number, part.ended))
+
+    def _decoder(self, stream: str) -> codecs.IncrementalDecoder:
+        if stream not in self._decoders:
+            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        return self._decoders[stream]
+
+
+def _exit_event(number: int, ended: ProcessInfo) -> ProcessEvent:
+    return ProcessEvent(
+        type="exit",
+        number=number,
+        timestamp=ended.end_time or datetime.now(UTC),
+        exit_code=ended.exit_code,
+        status=ended.status,
+    )
+
+
+def _moment(seconds: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError) as cause:
+        raise misbehaved(f"{seconds} is no time of an entry") from cause
+
+
+async def _ask(link: SandboxLink, call: Call, decoder: Any) -> Any:
+    frames = await link.call(call)
+    return frames.decode(decoder, await frames.result())
+
+
+async def _get(link: SandboxLink, process_id: str) -> ProcessInfo:
+    info: ProcessInfo = await _ask(link, GetProcess(process_id=process_id), decode_process)
+    return info
+
+
+async def _kill(link: SandboxLink, process_id: str, signal: str | int) -> ProcessInfo:
+    call = KillProcess(process_id=process_id, signal=parse_signal(signal))
+    info: ProcessInfo = await _ask(link, call, decode_process)
+    return info
+
+
+async def _read_logs(link: SandboxLink, process_id: str) -> ProcessLogs:
+    output: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+    number = dropped = size = 0
+    frames = await link.call(StreamProcessLog(process_id=process_id, follow=False))
+    try:
+        while (frame := await frames.next()).kind is not FrameKind.DONE:
+            part = _log_part(frames, frame)
+            number, dropped = part.number, dropped + part.dropped
+            for entry in part.entries:
+                output[entry.stream.value].append(entry.data)
+                size += len(entry.data)
+            if size > MAX_LOG:
+                raise misbehaved("a log came that is larger than any it keeps")
+    finally:
+        frames.close()
+    stdout, stderr = (b"".join(pieces) for pieces in output.values())
+    return ProcessLogs(stdout_bytes=stdout, stderr_bytes=stderr, number=number, dropped=dropped)
+
+
+def _log_part(frames: Frames, frame: Frame) -> LogPart:
+    if frame.kind is not FrameKind.EVENT:
+        raise misbehaved(f"a {frame.kind.name} frame came")
+    part: LogPart = frames.decode(decode_log_part, frame)
+    return part
+
+
+def _stream(link: SandboxLink, process_id: str, follow: bool, since: int | None) -> AsyncProcessStream:
+    if since is not None and (isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 2**63):
+        remedy = "Give the number of the last event you have seen."
+        raise error(ErrorCode.INVALID_REQUEST, f"since={since!r:.100} is not an event's number", remedy=remedy)
+    call = StreamProcessLog(process_id=parse_process_id(process_id), since=since or 0, follow=bool(follow))
+    return AsyncProcessStream(link, call)
+
+
+def _checked_command(command: str | Sequence[str]) -> str | list[str]:
+    if isinstance(command, str):
+        return command
+    if isinstance(command, list | tuple) and command and all(isinstance(word, str) for word in command):
+        return list(command)
+    raise error(
+        ErrorCode.INVALID_COMMAND,
+        f"{command!r:.200} is not a command",
+        remedy="Give a string for a shell, or a list of at least one word.",
+    )
+
+
+def _checked_environment(env: Environment | None) -> dict[str, str | None]:
+    check_environment(env or {})
+    return dict(env or {})
+
+
+def _checked_status(status: StatusGiven) -> tuple[int, int]:
+    """The lowest and the highest that count."""
+    bounds = (status, status) if isinstance(status, int) else tuple(status)
+    if len(bounds) != 2 or not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds):
+        message = f"status={status!r:.100} is no HTTP status"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give one, or the lowest and the highest.")
+    return bounds[0], bounds[1]
+
+
+def _checked_mode(mode: PortMode | str) -> PortMode:
+    try:
+        return PortMode(mode)
+    except ValueError as cause:
+        message = f"mode={mode!r:.50} is no way to ask a port"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy='Use "http" or "tcp".') from cause
+
+
+def _seconds(timeout: float | str | None) -> float | None:
+    return None if timeout is None else parse_duration(timeout)

@@ -1,0 +1,318 @@
+"""Background processes: what a host asks of an agent, and what both say about them.
+
+A process's output is its log. Everything in it has a number: how many bytes were logged up to its end, by both streams
+together. So who has seen number N goes on with `since=N`, loses nothing, gets nothing twice, and is told how many bytes
+are gone if the log did not keep them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+
+MAX_PROCESS_ID = 63
+MAX_COMMAND_SHOWN = 1000  # bytes: 600 processes fit into one frame
+OK_STATUS = (200, 399)
+MAX_WAIT_PATH = 8192
+READY_LINES, READY_BYTES = 20, 4096  # of a log, in the error about a process that is not ready
+_PROCESS_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_SIGNALS = {name: int(number) for name, number in signal.Signals.__members__.items()}
+
+
+class ProcessStatus(StrEnum):
+    """`killed`: by a signal, by `kill_process`, or at its time-out. `error`: it could not be started again."""
+
+    STARTING = "starting"  # also while it waits to be started again
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    KILLED = "killed"
+    ERROR = "error"
+
+    @property
+    def is_over(self) -> bool:
+        return self not in (ProcessStatus.STARTING, ProcessStatus.RUNNING)
+
+
+class RestartPolicy(StrEnum):
+    ON_FAILURE = "on-failure"
+    ALWAYS = "always"
+
+
+class PortMode(StrEnum):
+    HTTP = "http"
+    TCP = "tcp"
+
+
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A background process. `command` is cut short if it is long; `pid` is the one inside, of its latest start."""
+
+    id: str
+    pid: int
+    command: str | list[str]
+    status: ProcessStatus
+    start_time: Moment
+    session_id: str
+    end_time: Moment | None = None
+    exit_code: int | None = None
+    restart: RestartPolicy | None = None
+    restarts: int = 0
+    timed_out: bool = False
+    error: str | None = None
+
+
+class ProcessCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What all calls about processes have in common: nothing unknown is taken."""
+
+
+class StartProcess(ProcessCall, frozen=True, kw_only=True, tag="start_process"):
+    """DONE ProcessInfo. It belongs to nobody: it lives on when its caller, its session or the server is gone.
+
+    `command` is a line for a shell of its own, or words that no shell touches. It starts in the session's directory,
+    with the sandbox's variables and those the session was created with. `timeout` counts from the first start.
+    """
+
+    command: str | list[str]
+    process_id: str | None = None
+    session_id: str | None = None
+    cwd: str | None = None
+    env: dict[str, str | None] = {}
+    timeout: float | None = None
+    restart: RestartPolicy | None = None
+
+
+class ListProcesses(ProcessCall, frozen=True, kw_only=True, tag="list_processes"):
+    """DONE ProcessList, in the order of their start."""
+
+
+class GetProcess(ProcessCall, frozen=True, kw_only=True, tag="get_process"):
+    """DONE ProcessInfo."""
+
+    process_id: str
+
+
+class KillProcess(ProcessCall, frozen=True, kw_only=True, tag="kill_process"):
+    """Send a signal to the whole tree; DONE ProcessInfo.
+
+    SIGTERM is followed by SIGKILL after a grace period; SIGTERM and SIGKILL are answered when the process has ended.
+    They, SIGINT and SIGQUIT end it for good, also if it would be started again otherwise.
+    """
+
+    process_id: str
+    signal: int = int(signal.SIGTERM)
+
+
+class KillAllProcesses(ProcessCall, frozen=True, kw_only=True, tag="kill_all_processes"):
+    """SIGTERM to all that run, and so on; DONE ProcessCount when they have ended."""
+
+
+class CleanUpProcesses(ProcessCall, frozen=True, kw_only=True, tag="clean_up_processes"):
+    """Forget those that are over, with their logs; DONE ProcessCount."""
+
+
+class StreamProcessLog(ProcessCall, frozen=True, kw_only=True, tag="stream_process_log"):
+    """EVENT LogPart, as many as it takes; DONE ProcessInfo.
+
+    First what is kept of the log after `since`. With `follow` then what comes, until the process is over and nobody is
+    left who could write, or for `timeout` seconds. A reader who is slow misses what is no longer kept, and is told.
+    """
+
+    process_id: str
+    since: int = 0
+    follow: bool = True
+    timeout: float | None = None
+
+
+class WaitForPort(ProcessCall, frozen=True, kw_only=True, tag="wait_for_port"):
+    """DONE ProcessInfo once something inside takes connections on `port`, and for HTTP answers with such a status.
+
+    PROCESS_READY_TIMEOUT after `timeout` seconds; PROCESS_EXITED_BEFORE_READY if the process and all it started ended.
+    """
+
+    process_id: str
+    port: int
+    mode: PortMode = PortMode.HTTP
+    path: str = "/"
+    min_status: int = OK_STATUS[0]
+    max_status: int = OK_STATUS[1]
+    timeout: float | None = None
+
+
+class WaitForExit(ProcessCall, frozen=True, kw_only=True, tag="wait_for_exit"):
+    """DONE ProcessInfo once the process is over; PROCESS_EXIT_TIMEOUT after `timeout` seconds."""
+
+    process_id: str
+    timeout: float | None = None
+
+
+Call = (
+    StartProcess
+    | ListProcesses
+    | GetProcess
+    | KillProcess
+    | KillAllProcesses
+    | CleanUpProcesses
+    | StreamProcessLog
+    | WaitForPort
+    | WaitForExit
+)
+
+
+class ProcessList(msgspec.Struct, frozen=True, kw_only=True):
+    processes: list[ProcessInfo]
+
+
+class ProcessCount(msgspec.Struct, frozen=True, kw_only=True):
+    count: int
+
+
+class OutputStream(StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What was read at once from one stream. There may be thousands in a frame, so their fields have no names in it."""
+
+    number: int
+    time: float  # seconds since 1970
+    stream: OutputStream
+    data: bytes
+
+
+class LogPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """First `dropped` bytes that are not kept any more, then `entries`. `number` is where the log goes on after them.
+
+    `ended` comes once, when the process is over; what it left running may write more.
+    """
+
+    number: int
+    dropped: int = 0
+    entries: list[LogEntry] = []
+    ended: ProcessInfo | None = None
+
+
+Result = ProcessInfo | ProcessList | ProcessCount
+
+
+def parse_process_id(text: object) -> str:
+    if not isinstance(text, str) or not _PROCESS_ID.fullmatch(text):
+        raise error(
+            ErrorCode.INVALID_PROCESS_ID,
+            f"{text!r:.200} is not a process id",
+            remedy=f"Use 1 to {MAX_PROCESS_ID} letters, digits, dots, underscores, hyphens; a letter or digit first.",
+        )
+    return text
+
+
+def parse_signal(value: object) -> int:
+    """A signal's number, from that or a name such as "SIGTERM" or "TERM"."""
+    number: object = value
+    if isinstance(value, str):
+        name = value.upper()
+        number = int(value) if value.isascii() and value.isdigit() and len(value) < 4 else None
+        number = number or _SIGNALS.get(name) or _SIGNALS.get(f"SIG{name}")
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < signal.NSIG:
+        remedy = 'Give a name such as "SIGTERM" or "SIGHUP", or its number.'
+        raise error(ErrorCode.INVALID_SIGNAL, f"{value!r:.100} is not a signal", remedy=remedy)
+    return int(number)
+
+
+def parse_restart(value: object) -> RestartPolicy | None:
+    if value is None:
+        return None
+    try:
+        return RestartPolicy(value)  # type: ignore[arg-type]
+    except ValueError as cause:
+        remedy = 'Give "on-failure", "always", or None for never.'
+        message = f"restart={value!r:.100} is not a rule for restarting"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy) from cause
+
+
+def check_wait(call: WaitForPort) -> WaitForPort:
+    """Raise for a port, path or status that there is not."""
+    if isinstance(call.port, bool) or not isinstance(call.port, int) or not 1 <= call.port <= 65535:
+        raise error(ErrorCode.INVALID_PORT, f"{call.port!r:.50} is not a port", remedy="Give a number from 1 to 65535.")
+    if not call.path.startswith("/") or len(call.path) > MAX_WAIT_PATH or not re.fullmatch(r"[!-~]+", call.path):
+        remedy = "It begins with / and has no spaces or letters outside ASCII; encode those as %20 and so on."
+        raise error(ErrorCode.INVALID_REQUEST, f"path={call.path!r:.200} is not a path of a URL", remedy=remedy)
+    if not 100 <= call.min_status <= call.max_status <= 599:
+        message = f"status {call.min_status} to {call.max_status} is no range of HTTP statuses"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give one from 100 to 599, or the lowest and highest.")
+    return call
+
+
+def shorten(command: str | Sequence[str]) -> str | list[str]:
+    """As it is shown in lists: MAX_COMMAND_SHOWN bytes of it."""
+    if isinstance(command, str):
+        return _cut(command, MAX_COMMAND_SHOWN)
+    shown: list[str] = []
+    left = MAX_COMMAND_SHOWN
+    for word in command:
+        if left <= 0:
+            return [*shown, "…"]
+        shown.append(_cut(word, left))
+        left -= len(word.encode()) + 8  # an empty word has its price too
+    return shown
+
+
+def _cut(text: str, length: int) -> str:
+    data = text.encode()
+    return text if len(data) <= length else data[:length].decode(errors="ignore") + "…"
+
+
+def last_lines(data: bytes) -> str:
+    """The end of a log, as an error shows it."""
+    text = data[-READY_BYTES:].decode(errors="replace")
+    return "\n".join(text.splitlines()[-READY_LINES:])
+
+
+def not_ready(process: ProcessInfo, condition: str, seconds: float | None, log: str) -> AtollError:
+    return error(
+        ErrorCode.PROCESS_READY_TIMEOUT,
+        f"process {process.id!r} did not {condition} within {seconds:g} seconds{_as_ending(log)}",
+        remedy="Look at its log, or give it more time with timeout=.",
+        process_id=process.id,
+        condition=condition,
+        timeout=seconds,
+        log=log,
+    )
+
+
+def exited_early(process: ProcessInfo, condition: str, log: str) -> AtollError:
+    code = f"with exit code {process.exit_code}" if process.error is None else f"({process.error})"
+    return error(
+        ErrorCode.PROCESS_EXITED_BEFORE_READY,
+        f"process {process.id!r} ended {code} before it could {condition}{_as_ending(log)}",
+        remedy="Its log says why, as far as it wrote something.",
+        process_id=process.id,
+        condition=condition,
+        exit_code=process.exit_code,
+        log=log,
+    )
+
+
+def _as_ending(log: str) -> str:
+    return f"; its log ends:\n{log}" if log else "; its log is empty"
+
+
+_process = msgspec.msgpack.Decoder(ProcessInfo)
+_processes = msgspec.msgpack.Decoder(ProcessList)
+_count = msgspec.msgpack.Decoder(ProcessCount)
+_log_part = msgspec.msgpack.Decoder(LogPart)
+
+decode_process = _process.decode
+decode_processes = _processes.decode
+decode_process_count = _count.decode
+decode_log_part = _log_part.decode

@@ -1,0 +1,297 @@
+"""Background processes as JSON, and their logs as Server-Sent Events, for clients that are not the SDK."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from atoll.protocol.durations import parse_duration
+from atoll.protocol.errors import AgentMisbehavedError, AtollError
+from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.messages import Call
+from atoll.protocol.processes import (
+    OK_STATUS,
+    CleanUpProcesses,
+    GetProcess,
+    KillAllProcesses,
+    KillProcess,
+    ListProcesses,
+    LogEntry,
+    LogPart,
+    PortMode,
+    ProcessInfo,
+    RestartPolicy,
+    StartProcess,
+    StreamProcessLog,
+    WaitForExit,
+    WaitForPort,
+    check_wait,
+    decode_log_part,
+    decode_process,
+    decode_process_count,
+    decode_processes,
+    parse_process_id,
+    parse_signal,
+)
+from atoll.server.bodies import read_json, read_number, wants, while_client_waits
+from atoll.server.commands import to_text
+from atoll.server.problems import bad_request, json_response
+from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
+from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink, deadline, decode
+
+MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
+
+T = TypeVar("T")
+
+
+class ProcessRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`command` is for a shell of its own, or a list of words that no shell touches; without an id it gets one."""
+
+    command: str | list[str]
+    id: str | None = None
+    session_id: str = "default"
+    cwd: str | None = None
+    env: dict[str, str | None] = {}
+    timeout: float | str | None = None
+    restart: RestartPolicy | None = None
+
+
+class KillRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    signal: str | int = "SIGTERM"
+
+
+class PortRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    port: int
+    mode: PortMode = PortMode.HTTP
+    path: str = "/"
+    min_status: int = OK_STATUS[0]
+    max_status: int = OK_STATUS[1]
+    timeout: float | str | None = None
+
+
+class ExitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    timeout: float | str | None = None
+
+
+class ProcessLogsBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Text, with U+FFFD where it was none; the exact bytes then come along in base64. `number` is for `since`."""
+
+    stdout: str
+    stderr: str
+    number: int
+    dropped: int = 0
+    stdout_base64: str | None = None
+    stderr_base64: str | None = None
+
+
+class LogEventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event of a stream: stdout, stderr, dropped or exit, as `ProcessEvent` of the SDK; or error.
+
+    `data_base64` has the exact bytes where `data` has not.
+    """
+
+    type: str
+    number: int | None = None
+    time: float | None = None
+    data: str | None = None
+    data_base64: str | None = None
+    dropped: int | None = None
+    process: ProcessInfo | None = None
+    code: str | None = None
+    message: str | None = None
+    remedy: str | None = None
+
+
+async def list_processes(request: Request) -> Response:
+    return json_response(await ask(request, ListProcesses(), decode_processes))
+
+
+async def post_process(request: Request) -> Response:
+    asked = await read_json(request, ProcessRequest)
+    call = StartProcess(
+        command=asked.command,
+        process_id=asked.id,
+        session_id=asked.session_id,
+        cwd=asked.cwd,
+        env=asked.env,
+        timeout=_seconds(asked.timeout),
+        restart=asked.restart,
+    )
+    return json_response(await ask(request, call, decode_process), 201)
+
+
+async def kill_all(request: Request) -> Response:
+    return json_response(await ask(request, KillAllProcesses(), decode_process_count))
+
+
+async def clean_up(request: Request) -> Response:
+    return json_response(await ask(request, CleanUpProcesses(), decode_process_count))
+
+
+async def get_process(request: Request) -> Response:
+    return json_response(await ask(request, GetProcess(process_id=_process_id(request)), decode_process))
+
+
+async def kill_process(request: Request) -> Response:
+    asked = await read_json(request, KillRequest)
+    call = KillProcess(process_id=_process_id(request), signal=parse_signal(asked.signal))
+    return json_response(await ask(request, call, decode_process))
+
+
+async def wait_for_port(request: Request) -> Response:
+    asked = await read_json(request, PortRequest)
+    call = WaitForPort(
+        process_id=_process_id(request),
+        port=asked.port,
+        mode=asked.mode,
+        path=asked.path,
+        min_status=asked.min_status,
+        max_status=asked.max_status,
+        timeout=_seconds(asked.timeout),
+    )
+    return json_response(await while_client_waits(request, wait(request, check_wait(call))))
+
+
+async def wait_for_exit(request: Request) -> Response:
+    asked = await read_json(request, ExitRequest)
+    call = WaitForExit(process_id=_process_id(request), timeout=_seconds(asked.timeout))
+    return json_response(await while_client_waits(request, wait(request, call)))
+
+
+async def get_logs(request: Request) -> Response:
+    last = request.headers.get("last-event-id", "")
+    since = int(last) if last.isascii() and last.isdigit() and len(last) < 18 else read_number(request, "since", 0)
+    streams = wants(request, EVENT_STREAM)
+    call = StreamProcessLog(process_id=_process_id(request), since=since, follow=streams and _follows(request))
+    parts = read_parts(actor_of(request), caller_of(request), call)
+    if not streams:
+        return json_response(await _collect(parts))
+    first = await anext(parts)  # what fails before the first part is an HTTP error
+    return StreamingResponse(_as_stream(first, parts), media_type=EVENT_STREAM)
+
+
+async def ask(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
+    """A call that is answered with one frame, and soon."""
+
+    async def work(link: AgentLink) -> T:
+        async with link.operation(call) as agent, deadline(ANSWER_GRACE):
+            return decode(decoder, _done(await agent.next_frame()))
+
+    return await actor_of(request).do(caller_of(request), work)
+
+
+async def wait(request: Request, call: WaitForPort | WaitForExit) -> ProcessInfo:
+    patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
+    async with actor_of(request).use(caller_of(request)) as link, link.operation(call) as agent, deadline(patience):
+        return decode(decode_process, _done(await agent.next_frame()))
+
+
+async def read_parts(
+    actor: SandboxActor, caller: str, call: StreamProcessLog
+) -> AsyncGenerator[LogPart | ProcessInfo, None]:
+    """The parts of a log. The last one says how the process is, for a log may have no parts."""
+    async with actor.use(caller) as link, link.operation(call) as agent:
+        while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
+            if frame.kind is not FrameKind.EVENT:
+                raise AgentMisbehavedError(f"the agent sent {frame.kind.name} for a log", remedy="Stop the sandbox.")
+            yield decode(decode_log_part, frame)
+        yield decode(decode_process, frame)
+
+
+async def _collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> ProcessLogsBody:
+    output: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+    number = dropped = size = 0
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, ProcessInfo):
+                continue
+            number, dropped = part.number, dropped + part.dropped
+            for entry in part.entries:
+                output[entry.stream.value].append(entry.data)
+                size += len(entry.data)
+            if size > MAX_LOG:
+                raise AgentMisbehavedError("the agent sent more than it keeps of a log", remedy="Stop the sandbox.")
+    stdout, stderr = (to_text(b"".join(pieces)) for pieces in output.values())
+    return ProcessLogsBody(
+        stdout=stdout[0],
+        stderr=stderr[0],
+        stdout_base64=stdout[1],
+        stderr_base64=stderr[1],
+        number=number,
+        dropped=dropped,
+    )
+
+
+async def _as_stream(
+    first: LogPart | ProcessInfo, parts: AsyncGenerator[LogPart | ProcessInfo, None]
+) -> AsyncIterator[bytes]:
+    """An event's id is its number, with which an EventSource comes back by itself."""
+    async with aclosing(parts):
+        events = LogEvents()
+        yield b": the log, then what comes\n\n" + b"".join(map(_encode, events.of(first)))
+        try:
+            async for part in parts:
+                yield b"".join(map(_encode, events.of(part)))
+        except AtollError as problem:
+            yield _encode(LogEventBody(type="error", code=problem.code, message=problem.message, remedy=problem.remedy))
+
+
+class LogEvents:
+    """Turns parts of a log into events. A character whose bytes come in two pieces is in the `data` of the second."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+
+    def of(self, part: LogPart | ProcessInfo) -> Iterator[LogEventBody]:
+        if isinstance(part, ProcessInfo):
+            return
+        if part.dropped:
+            self._decoders.clear()
+            number = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
+            yield LogEventBody(type="dropped", number=number, dropped=part.dropped)
+        for entry in part.entries:
+            yield self._of_entry(entry)
+        if part.ended:
+            yield LogEventBody(type="exit", number=part.number, process=part.ended)
+
+    def _of_entry(self, entry: LogEntry) -> LogEventBody:
+        stream = entry.stream.value
+        if stream not in self._decoders:
+            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
+        text = self._decoders[stream].decode(entry.data)
+        exact = None if text.encode() == entry.data else base64.b64encode(entry.data).decode()
+        return LogEventBody(type=stream, number=entry.number, time=entry.time, data=text, data_base64=exact)
+
+
+def _encode(event: LogEventBody) -> bytes:
+    number = b"" if event.number is None else b"id: %d\n" % event.number
+    return b"%sevent: %s\ndata: %s\n\n" % (number, event.type.encode(), msgspec.json.encode(event))
+
+
+def _done(frame: Frame) -> Frame:
+    if frame.kind is not FrameKind.DONE:
+        raise AgentMisbehavedError(f"the agent answered with {frame.kind.name}", remedy="Stop the sandbox.")
+    return frame
+
+
+def _process_id(request: Request) -> str:
+    return parse_process_id(request.path_params["process_id"])
+
+
+def _follows(request: Request) -> bool:
+    text = request.query_params.get("follow", "true")
+    if text not in ("true", "false"):
+        raise bad_request(f"follow={text!r:.50} is neither true nor false", "Give follow=true or follow=false.")
+    return text == "true"
+
+
+def _seconds(timeout: float | str | None) -> float | None:
+    return None if timeout is None else parse_duration(timeout)

@@ -1,0 +1,207 @@
+"""The log of a background process: what is kept, what is dropped, and that every reader knows which."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.agent import process_log
+from atoll.agent.process_log import SEGMENT_BYTES, Bounds, LogStore, ProcessLog
+from atoll.protocol.processes import LogEntry, OutputStream
+
+STDOUT, STDERR = OutputStream
+SMALL = Bounds(memory_each=2, memory=5, file_each=3, file=8)
+
+
+def open_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def no_file() -> int:
+    raise OSError(28, "No space left on device")
+
+
+def store_of(bounds: Bounds = SMALL, file: bool = True) -> LogStore:
+    return LogStore(bounds, open_file if file else no_file)
+
+
+def content(length: int, start: int = 0) -> bytes:
+    """Bytes that tell where they belong."""
+    first, last = start // 4, (start + length) // 4 + 1
+    text = b"".join(number.to_bytes(4, "big") for number in range(first, last))
+    return text[start - 4 * first :][:length]
+
+
+def write(log: ProcessLog, length: int, stream: OutputStream = STDOUT) -> None:
+    log.append(stream, content(length, log.end))
+
+
+def read_all(log: ProcessLog, since: int = 0) -> tuple[int, list[LogEntry]]:
+    """How much was dropped, and the rest; each byte where it belongs."""
+    dropped, entries, position = 0, [], since
+    while position < log.end:
+        part = log.read(position)
+        dropped += part.dropped
+        position += part.dropped
+        for entry in part.entries:
+            assert entry.data == content(len(entry.data), position)
+            position += len(entry.data)
+            assert entry.number == position
+        assert part.number == position
+        entries += part.entries
+    assert position == log.end
+    return dropped, entries
+
+
+lengths = st.lists(
+    st.one_of(st.integers(1, 200), st.integers(1, 4 * SEGMENT_BYTES), st.just(SEGMENT_BYTES)), max_size=30
+)
+streams = st.sampled_from(OutputStream)
+
+
+@settings(deadline=None)
+@given(writes=st.lists(st.tuples(st.integers(0, 3), streams, st.integers(1, 3 * SEGMENT_BYTES)), max_size=60))
+def test_every_log_keeps_its_latest_and_counts_the_rest(writes: list[tuple[int, OutputStream, int]]) -> None:
+    store = store_of()
+    logs = [store.make_log() for _ in range(4)]
+    for number, stream, length in writes:
+        write(logs[number], length, stream)
+    for log in logs:
+        dropped, entries = read_all(log)
+        kept = sum(len(entry.data) for entry in entries)
+        assert dropped + kept == log.end
+        assert log.end == 0 or kept > 0
+        assert kept <= (SMALL.memory_each + SMALL.file_each + 1) * SEGMENT_BYTES
+    store.close()
+
+
+@settings(deadline=None)
+@given(writes=lengths, file=st.booleans(), data=st.data())
+def test_a_reader_that_resumes_anywhere_gets_exactly_the_rest(
+    writes: list[int], file: bool, data: st.DataObject
+) -> None:
+    store = store_of(file=file)
+    log = store.make_log()
+    for length in writes:
+        write(log, length)
+    since = data.draw(st.integers(0, log.end))
+    dropped, entries = read_all(log, since)
+    assert dropped + sum(len(entry.data) for entry in entries) == log.end - since
+    store.close()
+
+
+def test_what_is_short_is_one_entry_with_its_stream_and_time() -> None:
+    log = store_of().make_log()
+    log.append(STDOUT, b"out")
+    log.append(STDERR, b"err\n")
+    first, second = log.read(0).entries
+    assert (first.number, first.stream, first.data) == (3, STDOUT, b"out")
+    assert (second.number, second.stream, second.data) == (7, STDERR, b"err\n")
+    assert 0 <= second.time - first.time < 60
+
+
+def test_memory_and_file_are_bounded_for_all_logs_together(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    def open_and_note() -> int:
+        sizes.append(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT))
+        return sizes[-1]
+
+    store = LogStore(SMALL, open_and_note)
+    logs = [store.make_log() for _ in range(10)]
+    for _ in range(20):
+        for log in logs:
+            write(log, SEGMENT_BYTES // 2)
+    assert sum(log.in_memory for log in logs) <= SMALL.memory
+    assert sum(log.in_file for log in logs) <= SMALL.file
+    assert os.fstat(sizes[0]).st_size <= SMALL.file * SEGMENT_BYTES
+    assert len(sizes) == 1
+    store.close()
+
+
+def test_one_that_floods_takes_nothing_from_those_that_have_little() -> None:
+    store = store_of()
+    quiet, loud = store.make_log(), store.make_log()
+    write(quiet, SEGMENT_BYTES + 100)
+    write(loud, 100 * SEGMENT_BYTES)
+    assert read_all(quiet)[0] == 0
+    assert read_all(loud)[0] > 90 * SEGMENT_BYTES
+    store.close()
+
+
+def test_a_disk_that_is_full_costs_history_and_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_full, tries = True, 0
+
+    def open_unless_full() -> int:
+        nonlocal tries
+        tries += 1
+        return no_file() if is_full else open_file()
+
+    store = LogStore(SMALL, open_unless_full)
+    log = store.make_log()
+    write(log, 50 * SEGMENT_BYTES)
+    assert (log.in_file, tries) == (0, 1)  # a try at a full disk may take long, so there are few
+    assert read_all(log)[0] > 0
+    is_full = False
+    monkeypatch.setattr(store, "_file_rests_until", 0.0)
+    write(log, 50 * SEGMENT_BYTES)
+    assert log.in_file == SMALL.file_each
+    read_all(log)
+    store.close()
+
+
+def test_a_disk_that_gives_nothing_back_is_a_gap() -> None:
+    store = LogStore(SMALL, open_file)
+    log = store.make_log()
+    write(log, 5 * SEGMENT_BYTES)
+    assert log.in_file > 0
+    assert store._file is not None
+    os.truncate(store._file, 0)
+    assert read_all(log)[0] > 0
+    store.close()
+
+
+def test_forgetting_a_log_makes_room_and_the_last_one_takes_the_file_with_it() -> None:
+    store = store_of()
+    logs = [store.make_log() for _ in range(3)]
+    for log in logs:
+        write(log, 20 * SEGMENT_BYTES)
+    before = len(os.listdir("/proc/self/fd"))
+    for log in logs:
+        log.forget()
+        assert log.is_closed
+        assert log.read(0).dropped == log.end
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    fresh = store.make_log()
+    write(fresh, 5 * SEGMENT_BYTES)
+    assert read_all(fresh)[0] == 0
+    fresh.forget()
+
+
+def test_listeners_hear_of_more_and_of_the_end() -> None:
+    log = store_of().make_log()
+    heard: list[int] = []
+    log.listeners.add(lambda: heard.append(log.end))
+    write(log, 10)
+    write(log, 10)
+    log.close()
+    assert heard == [10, 20, 20]
+
+
+def test_the_last_lines_are_those_of_both_streams() -> None:
+    log = store_of().make_log()
+    for number in range(100):
+        log.append(STDOUT if number % 2 else STDERR, b"line %d\n" % number)
+    assert log.last_lines().splitlines() == [f"line {number}" for number in range(80, 100)]
+
+
+def test_the_file_has_no_name() -> None:
+    fd = process_log.open_nameless_file()
+    assert os.fstat(fd).st_nlink == 0
+    os.close(fd)
