@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from atoll.client.commands import AsyncCommandStream
     from atoll.client.sandbox import AsyncSandbox, get_async_sandbox, list_sandboxes_async, temporary_async_sandbox
     from atoll.client.sessions import AsyncSession
+    from atoll.client.terminals import AsyncTerminal, AsyncTerminalView
     from atoll.client_sync.commands import CommandStream
     from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes, temporary_sandbox
     from atoll.client_sync.sessions import Session
+    from atoll.client_sync.terminals import Terminal, TerminalView
     from atoll.protocol.errors import (
         AccessError,
         AgentLostError,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from atoll.protocol.messages import SessionInfo
     from atoll.protocol.results import ExecEvent, ExecResult
     from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxState
+    from atoll.protocol.terminals import TerminalInfo
 
 __version__ = "0.1.0"
 
@@ -57,9 +60,11 @@ _PLACES = {
     "atoll.client.commands": "AsyncCommandStream",
     "atoll.client.sandbox": "AsyncSandbox get_async_sandbox list_sandboxes_async temporary_async_sandbox",
     "atoll.client.sessions": "AsyncSession",
+    "atoll.client.terminals": "AsyncTerminal AsyncTerminalView",
     "atoll.client_sync.commands": "CommandStream",
     "atoll.client_sync.sandbox": "Sandbox get_sandbox list_sandboxes temporary_sandbox",
     "atoll.client_sync.sessions": "Session",
+    "atoll.client_sync.terminals": "Terminal TerminalView",
     "atoll.protocol.errors": """
         AccessError AgentLostError AgentMisbehavedError AgentTimeoutError AlreadyExistsError AtollError CallerError
         ErrorCode FileMissingError FileProblemError HostError InternalError InvalidKeyError InvalidValueError
@@ -70,6 +75,7 @@ _PLACES = {
     "atoll.protocol.messages": "SessionInfo",
     "atoll.protocol.results": "ExecEvent ExecResult",
     "atoll.protocol.sandboxes": "SandboxEvent SandboxInfo SandboxState",
+    "atoll.protocol.terminals": "TerminalInfo",
 }
 _PLACE = {name: module for module, names in _PLACES.items() for name in names.split()}
 
@@ -82,6 +88,8 @@ __all__ = [
     "AsyncCommandStream",
     "AsyncSandbox",
     "AsyncSession",
+    "AsyncTerminal",
+    "AsyncTerminalView",
     "AtollError",
     "CallerError",
     "CommandStream",
@@ -112,6 +120,9 @@ __all__ = [
     "ServerLostError",
     "Session",
     "SessionInfo",
+    "Terminal",
+    "TerminalInfo",
+    "TerminalView",
     "get_async_sandbox",
     "get_sandbox",
     "list_sandboxes",

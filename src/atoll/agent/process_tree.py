@@ -90,6 +90,12 @@ class ProcessTree:
         self._asked |= members
         return bool(members)
 
+    def hang_up(self) -> None:
+        """As a terminal that is gone does. Who is stopped hears SIGHUP only when it goes on."""
+        for pid, _ in self._look():
+            _signal(pid, signal.SIGHUP)
+            _signal(pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """End everyone, including what is forked meanwhile."""
         killed: set[Identity] = set()

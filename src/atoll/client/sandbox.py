@@ -15,6 +15,7 @@ from atoll.client.events import AsyncEventStream
 from atoll.client.link import SandboxLink
 from atoll.client.server import find_server
 from atoll.client.sessions import AsyncSession
+from atoll.client.terminals import AsyncTerminals
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
@@ -122,7 +123,7 @@ async def list_sandboxes_async(
     return found.sandboxes
 
 
-class AsyncSandbox(AsyncCommands):
+class AsyncSandbox(AsyncCommands, AsyncTerminals):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

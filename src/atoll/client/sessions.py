@@ -6,6 +6,7 @@ import secrets
 
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.link import SandboxLink
+from atoll.client.terminals import AsyncTerminals
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.messages import (
@@ -21,7 +22,7 @@ from atoll.protocol.messages import (
 )
 
 
-class AsyncSession(AsyncCommands):
+class AsyncSession(AsyncCommands, AsyncTerminals):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

@@ -7,6 +7,7 @@ import secrets
 
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.link import SandboxLink
+from atoll.client_sync.terminals import Terminals
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.messages import (
@@ -22,7 +23,7 @@ from atoll.protocol.messages import (
 )
 
 
-class Session(Commands):
+class Session(Commands, Terminals):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

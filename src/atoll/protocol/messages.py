@@ -5,6 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from atoll.protocol.errors import ErrorBody
+from atoll.protocol.terminals import (
+    AttachTerminal,
+    CloseTerminal,
+    CreateTerminal,
+    ListTerminals,
+    ResizeTerminal,
+    TerminalInfo,
+    TerminalList,
+    WaitTerminal,
+    WriteTerminal,
+)
 
 PROTOCOL_VERSION = 1
 TIMED_OUT_EXIT_CODE = 124  # as coreutils' timeout does
@@ -75,7 +86,9 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping", forbid_unknown
     """Ask whether the agent answers, and which it is."""
 
 
-Call = Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping
+Call = (Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping) | (
+    CreateTerminal | AttachTerminal | WriteTerminal | ResizeTerminal | WaitTerminal | CloseTerminal | ListTerminals
+)
 
 
 class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +117,7 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
     commands_running: int
 
 
-Result = ExecDone | SessionInfo | Sessions | Pong
+Result = ExecDone | SessionInfo | Sessions | Pong | TerminalInfo | TerminalList
 
 _encoder = msgspec.msgpack.Encoder()
 _call_decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)

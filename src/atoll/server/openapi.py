@@ -17,6 +17,7 @@ _PARAMETER = re.compile(r"{(\w+)}")
 _PARAMETERS = {
     "id": {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "maxLength": MAX_ID_LENGTH},
     "session_id": {"type": "string", "minLength": 1, "maxLength": 63},
+    "terminal_id": {"type": "string", "minLength": 1, "maxLength": 63},
 }
 
 

@@ -1,0 +1,142 @@
+"""A pty, and a program started on it.
+
+Rules:
+1. The master is opened in the sandbox's own devpts, whose entries nobody can replace, and must be the device it should
+   be: whatever else might lie there is neither followed nor waited for.
+2. The slave comes from the master, never by a path.
+3. The program leads a session whose controlling terminal is the pty. It has 0, 1 and 2 and no other descriptor.
+4. Nobody waits for its exec, which somebody inside could stop: a pipe says when it has happened, or why it failed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import stat
+import struct
+import termios
+from typing import TYPE_CHECKING, NoReturn
+
+from atoll.agent.shell import NOT_STARTED
+from atoll.agent.spawn import no_room
+from atoll.protocol.errors import AtollError, ErrorCode, error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from atoll.agent.commands import CommandRunner
+
+MASTERS = "/dev/pts/ptmx"  # /dev/ptmx is a link to it, which root inside may have replaced
+_MASTER_DEVICE = os.makedev(5, 2)
+_OPEN = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
+_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441  # from <asm-generic/ioctls.h>; Python 3.11 does not have them
+_INPUT_FLAGS = 0
+_IUTF8 = 0o40000
+
+
+class Pty:
+    """Both ends. Ours does not block."""
+
+    def __init__(self, cols: int, rows: int) -> None:
+        self.master = open_master()
+        try:
+            fcntl.ioctl(self.master, _TIOCSPTLCK, b"\0" * 4)
+            self.slave = fcntl.ioctl(self.master, _TIOCGPTPEER, _OPEN)
+            _expect_utf8(self.slave)
+            set_size(self.master, cols, rows)
+        except OSError as cause:
+            os.close(self.master)
+            raise no_terminal(cause.strerror) from cause
+
+    def close(self) -> None:
+        os.close(self.master)
+        self.close_slave()
+
+    def close_slave(self) -> None:
+        os.close(self.slave)
+
+
+def open_master() -> int:
+    try:
+        master = os.open(MASTERS, _OPEN | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as cause:
+        raise no_terminal(cause.strerror) from cause
+    found = os.fstat(master)
+    if not stat.S_ISCHR(found.st_mode) or found.st_rdev != _MASTER_DEVICE:
+        os.close(master)
+        raise no_terminal(f"{MASTERS} is not what it should be")
+    return master
+
+
+def set_size(master: int, cols: int, rows: int) -> None:
+    """The kernel tells the program, if it is another size than before."""
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", rows, cols, 0, 0))
+
+
+def _expect_utf8(slave: int) -> None:
+    """Where the kernel edits lines itself, a backspace shall take a whole character."""
+    attributes = termios.tcgetattr(slave)
+    attributes[_INPUT_FLAGS] |= _IUTF8
+    termios.tcsetattr(slave, termios.TCSANOW, attributes)
+
+
+class PtyStart:
+    """The making of a program on a pty. posix_spawn cannot give it a controlling terminal, so this is a fork."""
+
+    def __init__(self, program: str, argv: list[str], env: Mapping[str, str], slave: int) -> None:
+        self._program = program
+        self._argv = argv
+        self._env = env
+        self._slave = slave
+
+    def fork(self, runner: CommandRunner) -> tuple[int, int]:
+        """Its pid, and a pipe that ends when it has been exec'd; before that, an errno may come. Inherits our cwd."""
+        try:
+            outcome, report = os.pipe()
+        except OSError as cause:
+            raise no_room("a terminal", cause.strerror) from cause
+        try:
+            with runner.commands_oom_score():
+                pid = os.fork()
+                if pid == 0:
+                    self._become_program(report)
+        except OSError as cause:
+            os.close(outcome)
+            raise no_room("a terminal", cause.strerror) from cause
+        finally:
+            os.close(report)
+        os.set_blocking(outcome, False)
+        return pid, outcome
+
+    def _become_program(self, report: int) -> NoReturn:
+        try:
+            os.setsid()
+            fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
+            for target in (0, 1, 2):
+                os.dup2(self._slave, target)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            os.execve(self._program, self._argv, self._env)
+        except OSError as cause:
+            os.write(report, struct.pack("i", cause.errno))
+        finally:
+            os._exit(NOT_STARTED)
+
+
+def read_outcome(outcome: int) -> OSError | None:
+    """What the pipe of `PtyStart.fork` says, once it says something. None if the program runs."""
+    data = os.read(outcome, 4)
+    if len(data) < 4:
+        return None
+    (number,) = struct.unpack("i", data)
+    return OSError(number, os.strerror(number))
+
+
+def no_terminal(why: str | None) -> AtollError:
+    return error(
+        ErrorCode.PROCESS_LIMIT_REACHED,
+        f"the sandbox can have no further terminal ({why})",
+        remedy="Close some, or end programs that have made many; if there are none, destroy the sandbox.",
+    )
