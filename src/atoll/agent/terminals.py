@@ -1,7 +1,8 @@
 """The terminals of a sandbox: each a program on a pty, with any number of viewers.
 
 Rules:
-1. A terminal ends with its program, or when it is closed. A viewer that leaves ends nothing.
+1. A terminal ends with its program, or when it is closed, which ends all that the program started but daemons: who has
+   left both its session and its parent is not known to be its own. A viewer that leaves ends nothing.
 2. What the program shows is read whether somebody looks or not, and the last of it is kept. Each viewer has a place in
    that, and is sent what follows while its connection takes bytes; a new one begins with what is kept.
 3. Viewers that keep reading miss nothing: the program waits for one that is as far behind as is kept. But not for
@@ -25,7 +26,7 @@ from atoll.agent.shell import find_shell
 from atoll.agent.spawn import enter, find_program, invalid_command, spawn_error
 from atoll.agent.streams import READ_SIZE
 from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import encode_message
 from atoll.protocol.terminals import (
@@ -86,9 +87,9 @@ class TerminalRegistry:
         self._check(call)
         env = self._runner.env.merged({"TERM": TERM, **call.env})
         path = env.get("PATH", os.defpath)
+        words = to_words(call.shell) or [find_shell(path)[0]]
         try:
             enter(self._sessions.directory_of(call.session_id), call.cwd)
-            words = to_words(call.shell) or [find_shell(path)[0]]
             program = find_program(words[0], path)
             pty = Pty(call.cols, call.rows)
             try:
@@ -98,6 +99,8 @@ class TerminalRegistry:
                 raise
             finally:
                 pty.close_slave()  # while we had it open, the end of the program would not be the end of its output
+        except AtollError:  # some are an OSError too
+            raise
         except OSError as cause:
             raise spawn_error(words[0], cause) from cause
         finally:

@@ -77,7 +77,7 @@ class WaitTerminal(TerminalCall, frozen=True, kw_only=True, tag="wait_terminal")
 
 
 class CloseTerminal(TerminalCall, frozen=True, kw_only=True, tag="close_terminal"):
-    """End its program and all it started: SIGHUP, then SIGKILL. DONE TerminalInfo. One that has ended is fine."""
+    """End its program and all it started, but daemons: SIGHUP, then SIGKILL. DONE TerminalInfo. Twice is fine."""
 
 
 class ListTerminals(msgspec.Struct, frozen=True, kw_only=True, tag="list_terminals", forbid_unknown_fields=True):
