@@ -23,6 +23,7 @@ PRINTED = (
     ["stdout 1 for you", "complete 0", "running {'team': 'red'}", "['created']"],
     ["['0', '1', '2']"],
     ["FILE_NOT_FOUND Make it first."],
+    ["30 100", "exit code 3"],
 )
 
 
