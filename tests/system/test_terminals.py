@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from atoll.agent.terminal_views import History
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind, encode_frame
 from atoll.protocol.messages import Call, encode_message
@@ -513,8 +514,6 @@ async def test_sixteen_programs_that_print_without_end_leave_the_agent_responsiv
 
 
 def test_what_is_kept_is_bounded_and_counts_from_the_first_byte() -> None:
-    from atoll.agent.terminals import History
-
     history, fed = History(), bytearray()
     for size in (1, 4095, 65_536, 100, 65_536, 65_536, 65_536, 3, 65_536, 65_536, 65_536):
         data = bytes(range(256)) * (size // 256 + 1)

@@ -16,7 +16,7 @@ import signal
 import stat
 import struct
 import termios
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from atoll.agent.shell import NOT_STARTED
 from atoll.agent.spawn import no_room
@@ -35,26 +35,70 @@ _INPUT_FLAGS = 0
 _IUTF8 = 0o40000
 
 
-class Pty:
-    """Both ends. Ours does not block."""
+class Started(NamedTuple):
+    """A program on a pty. `outcome` is a pipe that ends when it has been exec'd; before that, an errno may come."""
 
-    def __init__(self, cols: int, rows: int) -> None:
-        self.master = open_master()
+    pid: int
+    master: int  # which does not block
+    outcome: int
+
+
+class PtyProgram:
+    """A program to be started on a pty. posix_spawn cannot give it a controlling terminal, so this takes a fork."""
+
+    def __init__(self, program: str, argv: list[str], env: Mapping[str, str]) -> None:
+        self._program = program
+        self._argv = argv
+        self._env = env
+
+    def start(self, runner: CommandRunner, cols: int, rows: int) -> Started:
+        """It inherits our directory."""
+        master = open_master()
         try:
-            fcntl.ioctl(self.master, _TIOCSPTLCK, b"\0" * 4)
-            self.slave = fcntl.ioctl(self.master, _TIOCGPTPEER, _OPEN)
-            _expect_utf8(self.slave)
-            set_size(self.master, cols, rows)
+            slave = open_slave(master)
+            try:
+                prepare(slave, cols, rows)
+                pid, outcome = self._fork(runner, slave)
+            finally:
+                # While we had it open, the end of the program would not be the end of its output.
+                os.close(slave)
+        except BaseException:
+            os.close(master)
+            raise
+        return Started(pid, master, outcome)
+
+    def _fork(self, runner: CommandRunner, slave: int) -> tuple[int, int]:
+        try:
+            outcome, report = os.pipe()
         except OSError as cause:
-            os.close(self.master)
-            raise no_terminal(cause.strerror) from cause
+            raise no_room("a terminal", cause.strerror) from cause
+        try:
+            with runner.commands_oom_score():
+                pid = os.fork()
+                if pid == 0:
+                    self._become_program(slave, report)
+        except OSError as cause:
+            os.close(outcome)
+            raise no_room("a terminal", cause.strerror) from cause
+        finally:
+            os.close(report)
+        os.set_blocking(outcome, False)
+        return pid, outcome
 
-    def close(self) -> None:
-        os.close(self.master)
-        self.close_slave()
-
-    def close_slave(self) -> None:
-        os.close(self.slave)
+    def _become_program(self, slave: int, report: int) -> NoReturn:
+        try:
+            os.setsid()
+            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+            for target in (0, 1, 2):
+                os.dup2(slave, target)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            os.execve(self._program, self._argv, self._env)
+        except OSError as cause:
+            os.write(report, struct.pack("i", cause.errno))
+        finally:
+            os._exit(NOT_STARTED)
 
 
 def open_master() -> int:
@@ -69,64 +113,32 @@ def open_master() -> int:
     return master
 
 
-def set_size(master: int, cols: int, rows: int) -> None:
-    """The kernel tells the program, if it is another size than before."""
-    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", rows, cols, 0, 0))
+def open_slave(master: int) -> int:
+    try:
+        fcntl.ioctl(master, _TIOCSPTLCK, b"\0" * 4)
+        return fcntl.ioctl(master, _TIOCGPTPEER, _OPEN)
+    except OSError as cause:
+        raise no_terminal(cause.strerror) from cause
 
 
-def _expect_utf8(slave: int) -> None:
-    """Where the kernel edits lines itself, a backspace shall take a whole character."""
-    attributes = termios.tcgetattr(slave)
-    attributes[_INPUT_FLAGS] |= _IUTF8
-    termios.tcsetattr(slave, termios.TCSANOW, attributes)
+def prepare(slave: int, cols: int, rows: int) -> None:
+    """Set its size; and where the kernel edits lines itself, a backspace shall take a whole UTF-8 character."""
+    try:
+        attributes = termios.tcgetattr(slave)
+        attributes[_INPUT_FLAGS] |= _IUTF8
+        termios.tcsetattr(slave, termios.TCSANOW, attributes)
+        set_size(slave, cols, rows)
+    except (OSError, termios.error) as cause:
+        raise no_terminal(str(cause)) from cause
 
 
-class PtyStart:
-    """The making of a program on a pty. posix_spawn cannot give it a controlling terminal, so this is a fork."""
-
-    def __init__(self, program: str, argv: list[str], env: Mapping[str, str], slave: int) -> None:
-        self._program = program
-        self._argv = argv
-        self._env = env
-        self._slave = slave
-
-    def fork(self, runner: CommandRunner) -> tuple[int, int]:
-        """Its pid, and a pipe that ends when it has been exec'd; before that, an errno may come. Inherits our cwd."""
-        try:
-            outcome, report = os.pipe()
-        except OSError as cause:
-            raise no_room("a terminal", cause.strerror) from cause
-        try:
-            with runner.commands_oom_score():
-                pid = os.fork()
-                if pid == 0:
-                    self._become_program(report)
-        except OSError as cause:
-            os.close(outcome)
-            raise no_room("a terminal", cause.strerror) from cause
-        finally:
-            os.close(report)
-        os.set_blocking(outcome, False)
-        return pid, outcome
-
-    def _become_program(self, report: int) -> NoReturn:
-        try:
-            os.setsid()
-            fcntl.ioctl(self._slave, termios.TIOCSCTTY, 0)
-            for target in (0, 1, 2):
-                os.dup2(self._slave, target)
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            os.execve(self._program, self._argv, self._env)
-        except OSError as cause:
-            os.write(report, struct.pack("i", cause.errno))
-        finally:
-            os._exit(NOT_STARTED)
+def set_size(pty: int, cols: int, rows: int) -> None:
+    """By either end. The kernel tells the program, if it is another size than before."""
+    fcntl.ioctl(pty, termios.TIOCSWINSZ, struct.pack("4H", rows, cols, 0, 0))
 
 
 def read_outcome(outcome: int) -> OSError | None:
-    """What the pipe of `PtyStart.fork` says, once it says something. None if the program runs."""
+    """What a program's `outcome` says, once it says something. None if the program runs."""
     data = os.read(outcome, 4)
     if len(data) < 4:
         return None

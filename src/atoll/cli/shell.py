@@ -57,14 +57,15 @@ def shell(
         else:
             terminal = sandbox.get_terminal(attach)
         try:
-            context.exit(show(terminal))
+            exit_code = show(terminal)
         except ServerLostError:
             raise
-        except BaseException as reason:
-            if attach is None and not isinstance(reason, click.exceptions.Exit):
+        except BaseException:
+            if attach is None:
                 with suppress(AtollError):
                     terminal.close()
             raise
+        context.exit(exit_code)
 
 
 def show(terminal: Terminal) -> int:

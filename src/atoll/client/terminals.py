@@ -104,7 +104,7 @@ class AsyncTerminal:
 
     async def write(self, data: str | bytes) -> None:
         """Type something. Returns once it has been taken; a program that does not read makes it wait."""
-        raw = data.encode() if isinstance(data, str) else bytes(data)
+        raw = _to_bytes(data)
         for start in range(0, len(raw), MAX_WRITE):
             await _ask(self._link, WriteTerminal(terminal_id=self.id, data=raw[start : start + MAX_WRITE]))
 
@@ -233,6 +233,14 @@ async def _ask(link: SandboxLink, call: Call) -> TerminalInfo:
     frames = await link.call(call)
     info: TerminalInfo = frames.decode(decode_terminal, await frames.result())
     return info
+
+
+def _to_bytes(data: str | bytes) -> bytes:
+    try:
+        return data.encode() if isinstance(data, str) else bytes(memoryview(data))
+    except (TypeError, UnicodeEncodeError) as cause:
+        remedy = "Give text that can be UTF-8, or bytes."
+        raise error(ErrorCode.INVALID_REQUEST, f"{data!r:.100} cannot be typed", remedy=remedy) from cause
 
 
 def _exit_code(ended: TerminalInfo) -> int:

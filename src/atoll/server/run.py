@@ -78,6 +78,7 @@ def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Serve
         ws_per_message_deflate=False,  # terminals are chatty, and a compressor each costs more than it saves
         lifespan="off",
         access_log=False,
+        log_level="warning",  # or it notes every WebSocket with its query
         log_config=None,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
