@@ -324,6 +324,9 @@ async def test_the_sdk_makes_reads_writes_and_waits(server: RunningServer, half:
     assert [one.id for one in await half.run(sandbox.list_terminals)] == [terminal.id]
     again = await half.run(sandbox.get_terminal, terminal.id)
     await half.run(again.write, "exit 3\n")
+    for nonsense in (5, None, ["x"], "\ud800"):
+        with pytest.raises(ValueError):
+            await half.run(terminal.write, nonsense)
     assert await half.run(view.wait) == 3
     assert view.exit_code == 3 and view.bytes_lost == 0
     assert await half.run(terminal.wait) == 3

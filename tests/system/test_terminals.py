@@ -243,6 +243,22 @@ async def test_a_viewer_that_never_reads_does_not_stop_the_other_and_learns_what
         assert deaf.seen.count(0) >= REPLAY_BYTES
 
 
+async def test_a_slow_viewer_misses_nothing_while_it_keeps_reading(host_desk: Desk) -> None:
+    terminal = await host_desk.open("sh", "-c", "stty -opost; read go; seq 500000")
+    async with host_desk.view(terminal) as slow, host_desk.view(terminal) as quick:
+        await slow.until_event(TerminalReady)
+        await quick.until_event(TerminalReady)
+        await quick.type(b"\n")
+        reading = asyncio.create_task(quick.until_end())
+        while await slow.step():
+            await asyncio.sleep(0.001)
+        await reading
+    wanted = hashlib.sha256(b"".join(b"%d\n" % number for number in range(1, 500_001))).digest()
+    for view in (slow, quick):
+        assert view.bytes_lost == 0
+        assert hashlib.sha256(view.seen.removeprefix(b"\r\n").removeprefix(b"\n")).digest() == wanted
+
+
 async def test_the_program_does_not_wait_where_nobody_looks(desk: Desk) -> None:
     terminal = await desk.open("sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo last; exit 5")
     ended = await desk.ask(WaitTerminal(terminal_id=terminal.id))
@@ -495,6 +511,24 @@ async def test_a_viewer_that_takes_nothing_is_not_sent_a_thousand_resizes(host_b
         assert [type(event) for event in deaf.events] == [TerminalReady, TerminalLost, TerminalResized]
         assert deaf.events[-1] == TerminalResized(cols=299, rows=24)
     await desk.close(terminal)
+
+
+async def test_a_program_stopped_before_it_is_execd_holds_nobody_up(host_box: Box) -> None:
+    """Root inside guesses the next pid, and stops it as soon as it is there."""
+    desk = Desk(host_box.link)
+    stopper = "import os, signal, sys\nprint('set', flush=True)\nme = os.getpid()\nwhile True:\n"
+    stopper += " for pid in range(me + 1, me + 40):\n  try: os.kill(pid, signal.SIGSTOP)\n  except OSError: pass\n"
+    hostile = await desk.open("python3", "-c", stopper)
+    async with desk.view(hostile) as view:
+        await view.until(b"set")
+        calls = [asyncio.create_task(desk.open("cat")) for _ in range(8)]
+        assert (await desk.list())[0].id == hostile.id  # the agent answers, whatever became of those
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await desk.close(hostile)
+    for terminal in await desk.list():
+        await desk.close(terminal)
 
 
 async def test_a_terminal_of_a_user_who_is_not_root_works(host_desk: Desk) -> None:

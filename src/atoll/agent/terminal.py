@@ -112,8 +112,9 @@ class Terminal:
             self._on_room.remove(on_room)
 
     def close(self) -> None:
-        if not (self._is_closing or self.has_ended):
+        if not self._is_closing and self._exit_code is None:
             self._is_closing = True
+            self._tree.add(self._pid)  # somebody may have stopped it before it made its session
             self._tree.hang_up()
             self._kill_timer = self.loop.call_later(KILL_GRACE_SECONDS, self._tree.kill)
 
