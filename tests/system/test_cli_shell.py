@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from atoll.cli.own_terminal import Escapes, LeaveError
 from tests.system.serving import RunningServer
 
 ATOLL = (sys.executable, "-m", "atoll.cli")
@@ -206,6 +207,45 @@ async def test_a_terminal_that_runs_already_is_attached_to_and_not_ended(server:
         somebody.process.send_signal(signal.SIGTERM)
         assert await somebody.exit_code() == 143
     assert (await terminals(server))[0]["exit_code"] is None
+
+
+async def test_a_tilde_and_a_dot_leave_the_program_running(server: RunningServer) -> None:
+    async with person(server, "box", "--shell", "cat") as somebody:
+        before = somebody.mode()
+        somebody.type(b"~~ ~. ~x\r")
+        await somebody.until(b"~ ~. ~x\r\n~ ~. ~x\r\n")
+        somebody.type(b"~")
+        somebody.type(b".")
+        assert await somebody.exit_code() == 0
+        assert somebody.mode() == before
+        (terminal,) = await terminals(server)
+        assert terminal["exit_code"] is None
+        assert f"atoll shell box --attach {terminal['id']}".encode() in somebody.seen
+
+
+@pytest.mark.parametrize(
+    ("typed", "passed"),
+    [
+        ([b"ls\r"], b"ls\r"),
+        ([b"a~.b"], b"a~.b"),
+        ([b"~", b"x"], b"~x"),
+        ([b"~", b"~", b"."], b"~."),
+        ([b"\r~", b"\r~~"], b"\r~\r~"),
+        ([b"~~~~"], b"~~~"),
+        ([b"~"], b""),
+    ],
+)
+def test_escapes_pass_on_all_other_keys(typed: list[bytes], passed: bytes) -> None:
+    escapes = Escapes()
+    assert b"".join(map(escapes.take, typed)) == passed
+
+
+@pytest.mark.parametrize("typed", [[b"~."], [b"~", b"."], [b"ls\r~."], [b"x\n", b"~", b".y"]])
+def test_escapes_leave_at_the_beginning_of_a_line(typed: list[bytes]) -> None:
+    escapes = Escapes()
+    with pytest.raises(LeaveError):
+        for keys in typed:
+            escapes.take(keys)
 
 
 async def test_large_output_comes_through_byte_for_byte(server: RunningServer) -> None:

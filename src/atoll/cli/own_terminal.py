@@ -9,6 +9,7 @@ import threading
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from queue import SimpleQueue
 
 from atoll.protocol.errors import AtollError
@@ -39,6 +40,45 @@ def raw_mode(descriptor: int) -> Iterator[None]:
     finally:
         with suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+class LeaveError(Exception):
+    """The person at the keys wants to go, and leave the program running."""
+
+
+class Escapes:
+    """`~.` after Enter leaves, as people know it from ssh; `~~` is a tilde. Every other key is passed on."""
+
+    def __init__(self) -> None:
+        self._begins_line = True
+        self._holds_tilde = False
+
+    def take(self, typed: bytes) -> bytes:
+        passed = bytearray()
+        for key in typed:
+            if self._begins_line and not self._holds_tilde and key == ord("~"):
+                self._holds_tilde = True
+                continue
+            if self._holds_tilde and key == ord("."):
+                raise LeaveError
+            if self._holds_tilde and key != ord("~"):
+                passed += b"~"
+            self._holds_tilde = False
+            passed.append(key)
+            self._begins_line = key in b"\r\n"
+        return bytes(passed)
+
+
+class Keys(FileIO):
+    """What is typed, as it comes."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "rb", closefd=False)
+        self._escapes = Escapes()
+
+    def read(self, size: int | None = -1, /) -> bytes | None:  # type: ignore[override]
+        typed = super().read(-1 if size is None else size)
+        return (self._escapes.take(typed) or None) if typed else typed  # None: nothing yet
 
 
 class FollowedSize:

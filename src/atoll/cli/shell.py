@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from io import FileIO
 
 import click
 
 from atoll.cli.live_command import STDIN, STDOUT, write_all
 from atoll.cli.options import id_argument, parse_pair, server_options
-from atoll.cli.own_terminal import FollowedSize, is_terminal, raw_mode, size_of
+from atoll.cli.own_terminal import FollowedSize, Keys, LeaveError, is_terminal, raw_mode, size_of
 from atoll.client_sync.sandbox import get_sandbox
 from atoll.client_sync.terminals import Terminal
 from atoll.protocol.errors import AtollError, ErrorCode, ServerLostError, error
@@ -41,8 +40,8 @@ def shell(
       atoll shell user-123
       atoll shell user-123 --shell python3 --cwd /tmp
 
-    Every key goes to the sandbox, Ctrl-C too; the exit code is the shell's. When this program ends for another reason,
-    so does the shell, unless it was there before (--attach) or the server is gone.
+    Every key goes to the sandbox, Ctrl-C too; the exit code is the shell's. Enter and then ~. leaves it running, and
+    --attach comes back to it. When this program is ended, so is the shell, unless it was attached to.
     """
     if not is_terminal(STDIN):
         raise error(
@@ -58,6 +57,11 @@ def shell(
             terminal = sandbox.get_terminal(attach)
         try:
             exit_code = show(terminal)
+        except LeaveError:
+            click.echo(
+                f"\n{terminal.id} goes on: `atoll shell {sandbox_id} --attach {terminal.id}` comes back", err=True
+            )
+            return
         except ServerLostError:
             raise
         except BaseException:
@@ -72,7 +76,7 @@ def show(terminal: Terminal) -> int:
     """Its exit code, when its program has ended."""
     try:
         with (
-            FileIO(STDIN, "rb", closefd=False) as keys,
+            Keys(STDIN) as keys,
             terminal.attach(stdin=keys) as view,
             raw_mode(STDIN),
             FollowedSize(STDIN, terminal.resize),
