@@ -269,6 +269,12 @@ async def test_what_cannot_be_opened_is_told_and_leaves_the_terminal_alone(
         assert somebody.mode() == before
 
 
+async def test_options_for_a_new_terminal_do_not_go_with_one_that_runs(server: RunningServer) -> None:
+    async with person(server, "box", "--attach", "terminal-none", "--cwd", "/") as somebody:
+        assert await somebody.exit_code() == 2
+        assert b"do not apply" in somebody.seen
+
+
 async def test_without_a_terminal_there_is_an_error_with_a_remedy(server: RunningServer) -> None:
     command = [*ATOLL, "shell", "box", "--json", "--url", server.unix_url]
     for stdin in (subprocess.DEVNULL, subprocess.PIPE):

@@ -43,6 +43,8 @@ def shell(
     Every key goes to the sandbox, Ctrl-C too; the exit code is the shell's. Enter and then ~. leaves it running, and
     --attach comes back to it. When this program is ended, so is the shell, unless it was attached to.
     """
+    if attach is not None and (program or cwd or env):
+        raise click.UsageError("--attach is for a terminal that runs already: --shell, --cwd and --env do not apply.")
     if not is_terminal(STDIN):
         raise error(
             ErrorCode.INVALID_REQUEST,
