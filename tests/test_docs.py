@@ -24,6 +24,7 @@ PRINTED = (
     ["200", "killed True", "2", "7 stdout trying", "21 exit 0", "PROCESS_EXITED_BEFORE_READY no config"],
     ["['0', '1', '2']"],
     ["FILE_NOT_FOUND Make it first."],
+    ["30 100", "exit code 3"],
 )
 
 

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from atoll.client.processes import AsyncProcess, AsyncProcessStream
     from atoll.client.sandbox import AsyncSandbox, get_async_sandbox, list_sandboxes_async, temporary_async_sandbox
     from atoll.client.sessions import AsyncSession
+    from atoll.client.terminals import AsyncTerminal, AsyncTerminalView
     from atoll.client_sync.commands import CommandStream
     from atoll.client_sync.processes import Process, ProcessStream
     from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes, temporary_sandbox
     from atoll.client_sync.sessions import Session
+    from atoll.client_sync.terminals import Terminal, TerminalView
     from atoll.protocol.errors import (
         AccessError,
         AgentLostError,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from atoll.protocol.processes import ProcessInfo, ProcessStatus
     from atoll.protocol.results import ExecEvent, ExecResult
     from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxState
+    from atoll.protocol.terminals import TerminalInfo
 
 __version__ = "0.1.0"
 
@@ -62,10 +65,12 @@ _PLACES = {
     "atoll.client.processes": "AsyncProcess AsyncProcessStream",
     "atoll.client.sandbox": "AsyncSandbox get_async_sandbox list_sandboxes_async temporary_async_sandbox",
     "atoll.client.sessions": "AsyncSession",
+    "atoll.client.terminals": "AsyncTerminal AsyncTerminalView",
     "atoll.client_sync.commands": "CommandStream",
     "atoll.client_sync.processes": "Process ProcessStream",
     "atoll.client_sync.sandbox": "Sandbox get_sandbox list_sandboxes temporary_sandbox",
     "atoll.client_sync.sessions": "Session",
+    "atoll.client_sync.terminals": "Terminal TerminalView",
     "atoll.protocol.errors": """
         AccessError AgentLostError AgentMisbehavedError AgentTimeoutError AlreadyExistsError AtollError CallerError
         ErrorCode FileMissingError FileProblemError HostError InternalError InvalidKeyError InvalidValueError
@@ -78,6 +83,7 @@ _PLACES = {
     "atoll.protocol.processes": "ProcessInfo ProcessStatus",
     "atoll.protocol.results": "ExecEvent ExecResult",
     "atoll.protocol.sandboxes": "SandboxEvent SandboxInfo SandboxState",
+    "atoll.protocol.terminals": "TerminalInfo",
 }
 _PLACE = {name: module for module, names in _PLACES.items() for name in names.split()}
 
@@ -92,6 +98,8 @@ __all__ = [
     "AsyncProcessStream",
     "AsyncSandbox",
     "AsyncSession",
+    "AsyncTerminal",
+    "AsyncTerminalView",
     "AtollError",
     "CallerError",
     "CommandStream",
@@ -129,6 +137,9 @@ __all__ = [
     "ServerLostError",
     "Session",
     "SessionInfo",
+    "Terminal",
+    "TerminalInfo",
+    "TerminalView",
     "get_async_sandbox",
     "get_sandbox",
     "list_sandboxes",

@@ -465,7 +465,22 @@ def test_nothing_is_cut_off_however_long_it_is(cli: Cli) -> None:
     assert shown.count("b") >= 200
 
 
-VERBS = ("run", "exec", "ls", "inspect", "rm", "events", "start", "ps", "logs", "kill", "serve", "key", "doctor")
+VERBS = (
+    "run",
+    "exec",
+    "shell",
+    "ls",
+    "inspect",
+    "rm",
+    "events",
+    "start",
+    "ps",
+    "logs",
+    "kill",
+    "serve",
+    "key",
+    "doctor",
+)
 
 
 def test_help_names_every_verb_and_each_has_json(cli: Cli) -> None:

@@ -36,6 +36,7 @@ from atoll.agent.server import AgentServer, comes_from_outside
 from atoll.agent.sessions import SessionRegistry
 from atoll.agent.shell_script import RESTORE, STATES
 from atoll.agent.spawn import Environment
+from atoll.agent.terminals import TerminalRegistry
 from atoll.protocol.messages import PROTOCOL_VERSION, Ping, Pong
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Agent:
         self._sessions.register(calls)
         self._processes = ProcessRegistry(self._runner, self._sessions)
         self._processes.register(calls)
+        TerminalRegistry(self._runner, self._sessions).register(calls)
         self.server = AgentServer(self.loop, calls, admits)
 
     def open(self, listener: socket.socket, scratch: int) -> None:

@@ -94,6 +94,16 @@ class ProcessTree:
         self._asked |= members
         return bool(members)
 
+    def add(self, pid: int) -> None:
+        """A process that belongs to it in any case, and has not been reaped."""
+        self._known.add(read_stat(pid).identity)
+
+    def hang_up(self) -> None:
+        """As a terminal that is gone does. Who is stopped hears SIGHUP only when it goes on."""
+        for pid, _ in self._look():
+            _signal(pid, signal.SIGHUP)
+            _signal(pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """End everyone, including what is forked meanwhile."""
         killed: set[Identity] = set()
@@ -209,12 +219,14 @@ def read_process_table() -> list[ProcessStat]:
     table = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with (
-                suppress(OSError),
-                open(f"/proc/{name}/stat", "rb", buffering=0) as file,
-            ):  # it may end any moment
-                table.append(parse_stat(file.read()))
+            with suppress(OSError):  # it may end any moment
+                table.append(read_stat(name))
     return table
+
+
+def read_stat(pid: int | str) -> ProcessStat:
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        return parse_stat(file.read())
 
 
 def _signal(pid: int, number: int) -> None:

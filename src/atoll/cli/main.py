@@ -16,7 +16,22 @@ from atoll.cli import problems
 from atoll.cli.ending import end_by_signals
 from atoll.protocol.errors import AtollError
 
-VERBS = ("run", "exec", "ls", "inspect", "rm", "events", "start", "ps", "logs", "kill", "serve", "key", "doctor")
+VERBS = (
+    "run",
+    "exec",
+    "shell",
+    "ls",
+    "inspect",
+    "rm",
+    "events",
+    "start",
+    "ps",
+    "logs",
+    "kill",
+    "serve",
+    "key",
+    "doctor",
+)
 
 
 class Verbs(click.Group):

@@ -16,6 +16,7 @@ from atoll.client.link import SandboxLink
 from atoll.client.processes import AsyncProcesses
 from atoll.client.server import find_server
 from atoll.client.sessions import AsyncSession
+from atoll.client.terminals import AsyncTerminals
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
@@ -123,7 +124,7 @@ async def list_sandboxes_async(
     return found.sandboxes
 
 
-class AsyncSandbox(AsyncCommands, AsyncProcesses):
+class AsyncSandbox(AsyncCommands, AsyncProcesses, AsyncTerminals):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

@@ -11,6 +11,7 @@ import secrets
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.link import SandboxLink
 from atoll.client.processes import AsyncProcesses
+from atoll.client.terminals import AsyncTerminals
 from atoll.protocol.commands import SessionRequest
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
@@ -25,7 +26,7 @@ from atoll.protocol.messages import (
 )
 
 
-class AsyncSession(AsyncCommands, AsyncProcesses):
+class AsyncSession(AsyncCommands, AsyncProcesses, AsyncTerminals):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

@@ -17,6 +17,7 @@ from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.processes import Processes
 from atoll.client_sync.server import find_server
 from atoll.client_sync.sessions import Session
+from atoll.client_sync.terminals import Terminals
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
@@ -124,7 +125,7 @@ def list_sandboxes(
     return found.sandboxes
 
 
-class Sandbox(Commands, Processes):
+class Sandbox(Commands, Processes, Terminals):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

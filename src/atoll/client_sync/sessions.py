@@ -12,6 +12,7 @@ import secrets
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.processes import Processes
+from atoll.client_sync.terminals import Terminals
 from atoll.protocol.commands import SessionRequest
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
@@ -26,7 +27,7 @@ from atoll.protocol.messages import (
 )
 
 
-class Session(Commands, Processes):
+class Session(Commands, Processes, Terminals):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.protocol import processes
+from atoll.protocol import processes, terminals
 from atoll.protocol.errors import ErrorBody
 
 PROTOCOL_VERSION = 1
@@ -76,7 +76,9 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping", forbid_unknown
     """Ask whether the agent answers, and which it is."""
 
 
-Call = Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping | processes.Call
+Call = (Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping) | (
+    processes.Call | terminals.Call
+)
 
 
 class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +107,7 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
     commands_running: int
 
 
-Result = ExecDone | SessionInfo | Sessions | Pong | processes.Result
+Result = ExecDone | SessionInfo | Sessions | Pong | processes.Result | terminals.Result
 
 _encoder = msgspec.msgpack.Encoder()
 _call_decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)

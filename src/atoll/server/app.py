@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from atoll import __version__
 from atoll.protocol.sandboxes import ServerInfo
+from atoll.server import terminals
 from atoll.server.auth import Gate
 from atoll.server.docs_page import page
 from atoll.server.openapi import document
@@ -23,8 +24,9 @@ from atoll.supervisor.roster import Roster
 
 
 def make_app(roster: Roster, keys: Keys, hosts: tuple[str, ...] = ()) -> ASGIApp:
-    routes = [Route(route.path, route.endpoint, methods=[route.method]) for route in ROUTES]
+    routes: list[BaseRoute] = [Route(route.path, route.endpoint, methods=[route.method]) for route in ROUTES]
     routes += [Route("/openapi.json", get_openapi), Route("/docs", get_docs)]
+    routes += [WebSocketRoute(terminals.PATH, terminals.view)]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.roster = roster
     app.state.info = ServerInfo(version=__version__, pid=os.getpid(), started_at=datetime.now(UTC))

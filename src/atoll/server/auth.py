@@ -4,6 +4,8 @@
 2. Over TCP: whoever has an API key, always. A page in somebody's browser has none, but could get at a server on the
    same machine by a name that it makes resolve to it, or by a form: so the Host header must be ours, and a request that
    another site's page makes is refused before anything is looked at.
+3. A WebSocket is let in by the same rules. A page cannot give it headers, but it can name subprotocols: the key may be
+   one, `atoll.key.KEY`, since it must not be in a URL, which logs keep.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from atoll.store.keys import Keys
 
 LOCAL = "local"  # who asks, over the Unix socket
 OPEN_PATHS = ("/docs", "/openapi.json")
+KEY_PROTOCOL = "atoll.key."
 
 
 class Gate:
@@ -30,7 +33,7 @@ class Gate:
         self._hosts = {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         try:
@@ -48,8 +51,8 @@ class Gate:
         check_origin(headers)
         if scope["path"] in OPEN_PATHS:
             return ""
-        scheme, _, key = headers.get(b"authorization", "").partition(" ")
-        found = self._keys.find(key.strip()) if scheme.lower() == "bearer" else None
+        key = _key_of(scope, headers)
+        found = self._keys.find(key) if key else None
         if found is None:
             raise error(
                 ErrorCode.INVALID_API_KEY,
@@ -65,6 +68,14 @@ class Gate:
                 f"{host!r:.200} is not a name of this server",
                 remedy="Use its own address, or start it with --allow-host.",
             )
+
+
+def _key_of(scope: Scope, headers: dict[bytes, str]) -> str:
+    scheme, _, key = headers.get(b"authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    named = (name for name in scope.get("subprotocols", ()) if name.startswith(KEY_PROTOCOL))
+    return next(named, "").removeprefix(KEY_PROTOCOL)
 
 
 def check_origin(headers: dict[bytes, str]) -> None:

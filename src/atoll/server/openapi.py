@@ -24,6 +24,7 @@ _PARAMETERS = {
     },
     "session_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
     "process_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
+    "terminal_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
 }
 _MEANING = {200: "OK", 201: "It is new", 204: "Done"}
 

@@ -13,7 +13,8 @@ from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, 
 from atoll.protocol.messages import SessionInfo, Sessions
 from atoll.protocol.processes import ProcessCount, ProcessInfo, ProcessList
 from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxInfo, SandboxList, SandboxOptions, ServerInfo
-from atoll.server import commands, processes, sandboxes, server_info
+from atoll.protocol.terminals import TerminalInfo, TerminalList, TerminalRequest, TerminalSize
+from atoll.server import commands, processes, sandboxes, server_info, terminals
 from atoll.server.relay import FRAMES, Relay
 
 Endpoint = Callable[[Request], Awaitable[Response]] | Relay
@@ -242,5 +243,47 @@ ROUTES = (
         tag="processes",
         body=processes.ExitRequest,
         answers={200: ProcessInfo},
+    ),
+    ApiRoute(
+        method="GET",
+        path="/v1/sandboxes/{id}/terminals",
+        endpoint=terminals.list_terminals,
+        summary="Its terminals: all that run, and the latest that have ended",
+        tag="terminals",
+        answers={200: TerminalList},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/terminals",
+        endpoint=terminals.post_terminal,
+        summary="A program with a terminal of its own, which lives until it ends or is closed",
+        tag="terminals",
+        body=TerminalRequest,
+        answers={201: TerminalInfo},
+    ),
+    ApiRoute(
+        method="GET",
+        path=terminals.PATH,
+        endpoint=terminals.get_terminal,
+        summary="A terminal's size, viewers and exit code; as a WebSocket, the terminal itself",
+        tag="terminals",
+        answers={200: TerminalInfo},
+    ),
+    ApiRoute(
+        method="PATCH",
+        path=terminals.PATH,
+        endpoint=terminals.patch_terminal,
+        summary="Resize a terminal",
+        tag="terminals",
+        body=TerminalSize,
+        answers={200: TerminalInfo},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path=terminals.PATH,
+        endpoint=terminals.delete_terminal,
+        summary="Close a terminal: end its program and all it started",
+        tag="terminals",
+        answers={204: None},
     ),
 )

@@ -14,6 +14,7 @@ import uvicorn
 import uvloop
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.server.app import make_app
 from atoll.server.settings import Settings
 from atoll.store.keys import Keys
@@ -23,6 +24,7 @@ from atoll.supervisor.roster import Roster
 
 KEEP_ALIVE_SECONDS = 3600
 GRACEFUL_SECONDS = 5
+PING_SECONDS, PONG_SECONDS = 20.0, 60.0  # a WebSocket's peer that does not answer is gone
 IDLE_LOOK_SECONDS = 1.0
 LAST_CALL_SECONDS = 0.2
 TAKE_OVER_SECONDS, TAKE_OVER_PAUSE_SECONDS = 20.0, 0.02
@@ -77,9 +79,14 @@ def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Serve
     config = uvicorn.Config(
         make_app(roster, keys, hosts),
         http="httptools",
-        ws="none",
+        ws="websockets-sansio",
+        ws_max_size=MAX_PAYLOAD,
+        ws_ping_interval=PING_SECONDS,
+        ws_ping_timeout=PONG_SECONDS,
+        ws_per_message_deflate=False,  # terminals are chatty, and a compressor each costs more than it saves
         lifespan="off",
         access_log=False,
+        log_level="warning",  # or it notes every WebSocket with its query
         log_config=None,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,

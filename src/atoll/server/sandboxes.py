@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 
 from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxList, SandboxOptions, SandboxState
@@ -18,17 +18,17 @@ from atoll.supervisor.roster import Roster
 EVENT_STREAM = "text/event-stream"
 
 
-def roster_of(request: Request) -> Roster:
+def roster_of(request: HTTPConnection) -> Roster:
     roster: Roster = request.app.state.roster
     return roster
 
 
-def actor_of(request: Request) -> SandboxActor:
+def actor_of(request: HTTPConnection) -> SandboxActor:
     """To be used at once: one that nobody uses is forgotten as soon as another is asked for."""
     return roster_of(request).actor(request.path_params["id"])
 
 
-def caller_of(request: Request) -> str:
+def caller_of(request: HTTPConnection) -> str:
     caller: str = request.scope["caller"]
     return caller
 

@@ -97,21 +97,21 @@ class AgentLink:
             self._directory = -1
 
     async def ping(self) -> Pong:
-        return await self._ask(Ping(), decode_pong)
+        return await self.ask(Ping(), decode_pong)
 
     async def create_session(self, call: CreateSession) -> SessionInfo:
-        return await self._ask(call, decode_session)
+        return await self.ask(call, decode_session)
 
     async def delete_session(self, session_id: str) -> SessionInfo:
-        return await self._ask(DeleteSession(session_id=session_id), decode_session)
+        return await self.ask(DeleteSession(session_id=session_id), decode_session)
 
     async def list_sessions(self) -> list[SessionInfo]:
-        return (await self._ask(ListSessions(), decode_sessions)).sessions
+        return (await self.ask(ListSessions(), decode_sessions)).sessions
 
     async def set_environment(self, env: dict[str, str | None]) -> None:
-        await self._ask(SetEnvironment(env=env), decode_sessions)
+        await self.ask(SetEnvironment(env=env), decode_sessions)
 
-    async def _ask(self, call: Call, decoder: Callable[[bytes], T]) -> T:
+    async def ask(self, call: Call, decoder: Callable[[bytes], T]) -> T:
         """A call that is answered at once, with one frame."""
         async with self.operation(call) as connection, deadline(ANSWER_GRACE):
             frame = await connection.next_frame()

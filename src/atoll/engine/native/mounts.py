@@ -171,7 +171,8 @@ def mount_system_directories(dev: int, masks: Masks) -> None:
     syscalls.mount("proc", "proc", "proc", _NO_EXTRAS)
     syscalls.mount("sysfs", "sys", "sysfs", _NO_EXTRAS | MountFlag.READ_ONLY)
     masks.apply()
-    pts = "newinstance,ptmxmode=0666,mode=0620"
+    # The kernel has some thousands of ptys for all sandboxes together.
+    pts = "newinstance,ptmxmode=0666,mode=0620,max=256"
     syscalls.mount("devpts", "dev/pts", "devpts", MountFlag.NOSUID | MountFlag.NOEXEC, pts)
     syscalls.mount("tmpfs", "dev/shm", "tmpfs", _NO_EXTRAS, "mode=1777,size=64m")
     syscalls.mount("mqueue", "dev/mqueue", "mqueue", _NO_EXTRAS)

@@ -1,0 +1,250 @@
+# Generated from src/atoll/client/terminals.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+"""Terminals: programs on a pty, which live on while viewers come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from atoll.client_sync.commands import Environment, Stdin, input_chunks
+from atoll.client_sync.link import SandboxLink
+from atoll.client_sync.server import Frames, misbehaved
+from atoll.protocol.environment import check_environment
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.messages import Call
+from atoll.protocol.terminals import (
+    DEFAULT_COLS,
+    DEFAULT_ROWS,
+    MAX_WRITE,
+    AttachTerminal,
+    CloseTerminal,
+    CreateTerminal,
+    ListTerminals,
+    ResizeTerminal,
+    TerminalEvent,
+    TerminalInfo,
+    TerminalList,
+    TerminalLost,
+    WaitTerminal,
+    WriteTerminal,
+    check_size,
+    decode_terminal,
+    decode_terminal_event,
+    decode_terminals,
+    to_words,
+)
+
+
+class Terminals:
+    """What a sandbox and a session have in common: terminals, which start in the session's directory."""
+
+    _link: SandboxLink
+    _session_id: str
+
+    def create_terminal(
+        self,
+        cols: int = DEFAULT_COLS,
+        rows: int = DEFAULT_ROWS,
+        shell: str | Sequence[str] | None = None,
+        cwd: str | None = None,
+        env: Environment | None = None,
+    ) -> Terminal:
+        """A program with a terminal of its own, which runs until it ends or is closed, whoever looks.
+
+        `shell` is a program, or a list of a program and its arguments; if not given, the sandbox's bash or sh.
+        """
+        check_size(cols, rows)
+        check_environment(env or {})
+        words, variables = to_words(shell), dict(env or {})
+        call = CreateTerminal(cols=cols, rows=rows, shell=words, cwd=cwd, env=variables, session_id=self._session_id)
+        return Terminal(self._link, _ask(self._link, call))
+
+    def list_terminals(self) -> list[TerminalInfo]:
+        """All of the sandbox that run, and the latest of those that have ended."""
+        return list_terminals(self._link)
+
+    def get_terminal(self, id: str) -> Terminal:
+        """The terminal with this id, which must exist."""
+        return Terminal(self._link, find_terminal(self._link, id))
+
+
+class Terminal:
+    """A program on a pty. Any number of viewers may look at it, from anywhere, and write to it."""
+
+    def __init__(self, link: SandboxLink, info: TerminalInfo) -> None:
+        self._link = link
+        self._info = info
+
+    @property
+    def id(self) -> str:
+        return self._info.id
+
+    @property
+    def pid(self) -> int:
+        return self._info.pid
+
+    @property
+    def command(self) -> list[str]:
+        return self._info.command
+
+    def info(self) -> TerminalInfo:
+        """Its size, its viewers, its exit code, as they are now."""
+        return find_terminal(self._link, self.id)
+
+    def attach(self, stdin: Stdin | None = None) -> TerminalView:
+        """Look at it: first the last 256 KiB of what it showed, then what comes.
+
+            with terminal.attach() as view:
+                for data in view:
+                    ...
+
+        Leaving ends nothing but the view. `stdin` goes to the program while the view is read: text, bytes, or an
+        iterable of either; a pipe or terminal opened with `buffering=0` is passed on as it comes.
+        """
+        return TerminalView(self, self._link, stdin)
+
+    def write(self, data: str | bytes) -> None:
+        """Type something. Returns once it has been taken; a program that does not read makes it wait."""
+        raw = _to_bytes(data)
+        for start in range(0, len(raw), MAX_WRITE):
+            _ask(self._link, WriteTerminal(terminal_id=self.id, data=raw[start : start + MAX_WRITE]))
+
+    def resize(self, cols: int, rows: int) -> None:
+        check_size(cols, rows)
+        _ask(self._link, ResizeTerminal(terminal_id=self.id, cols=cols, rows=rows))
+
+    def wait(self) -> int:
+        """Wait for its program to end; the exit code, 128 + signal if it was killed."""
+        return _exit_code(_ask(self._link, WaitTerminal(terminal_id=self.id)))
+
+    def close(self) -> int:
+        """End its program and all it started, and wait for that; the exit code. Twice is fine."""
+        return _exit_code(_ask(self._link, CloseTerminal(terminal_id=self.id)))
+
+    def __repr__(self) -> str:
+        return f"<Terminal {self.id!r} of sandbox {self._link.id!r}>"
+
+
+class TerminalView(Iterator[bytes]):
+    """What a terminal shows, as it comes. The iteration ends with its program; `exit_code` is known then.
+
+    `bytes_lost` counts what a view that was read too slowly has missed.
+    """
+
+    def __init__(self, terminal: Terminal, link: SandboxLink, stdin: Stdin | None) -> None:
+        self.terminal = terminal
+        self.exit_code: int | None = None
+        self.bytes_lost = 0
+        self._link = link
+        self._stdin = None if stdin is None else input_chunks(stdin)
+        self._frames: Frames | None = None
+        self._is_over = False
+
+    def read(self) -> bytes:
+        """Some bytes as soon as there are some; none once the program has ended."""
+        while not self._is_over:
+            frame = self._next_frame()
+            if frame and frame.kind is FrameKind.DATA:
+                return frame.payload
+        return b""
+
+    def write(self, data: str | bytes) -> None:
+        self.terminal.write(data)
+
+    def resize(self, cols: int, rows: int) -> None:
+        self.terminal.resize(cols, rows)
+
+    def wait(self) -> int:
+        """Read to the end, and forget it; the exit code."""
+        while self.read():
+            pass
+        return self.terminal.wait() if self.exit_code is None else self.exit_code
+
+    def close(self) -> None:
+        self._is_over = True
+        if self._frames:
+            self._frames.close()
+
+    def __iter__(self) -> TerminalView:
+        return self
+
+    def __next__(self) -> bytes:
+        if data := self.read():
+            return data
+        raise StopIteration
+
+    def __enter__(self) -> TerminalView:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _next_frame(self) -> Frame | None:
+        try:
+            frames = self._open()
+            frame = frames.next()
+            self._take(frames, frame)
+            return frame
+        except AtollError:
+            if self._is_over:  # closed by another task or thread
+                return None
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> Frames:
+        if self._frames is None:
+            self._frames = self._link.call(AttachTerminal(terminal_id=self.terminal.id), self._stdin)
+        return self._frames
+
+    def _take(self, frames: Frames, frame: Frame) -> None:
+        if frame.kind is FrameKind.DONE:
+            self._is_over = True
+            ended: TerminalInfo = frames.decode(decode_terminal, frame)
+            self.exit_code = _exit_code(ended)
+        elif frame.kind is FrameKind.EVENT:
+            event: TerminalEvent = frames.decode(decode_terminal_event, frame)
+            if isinstance(event, TerminalLost):
+                self.bytes_lost += event.bytes
+        elif frame.kind is not FrameKind.DATA:
+            raise misbehaved(f"a {frame.kind.name} frame came")
+
+
+def list_terminals(link: SandboxLink) -> list[TerminalInfo]:
+    frames = link.call(ListTerminals())
+    found: TerminalList = frames.decode(decode_terminals, frames.result())
+    return found.terminals
+
+
+def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
+    for terminal in list_terminals(link):
+        if terminal.id == id:
+            return terminal
+    raise error(
+        ErrorCode.TERMINAL_NOT_FOUND,
+        f"sandbox {link.id!r} has no terminal {id!r:.100}",
+        remedy="create_terminal() makes one, list_terminals() shows those there are.",
+    )
+
+
+def _ask(link: SandboxLink, call: Call) -> TerminalInfo:
+    frames = link.call(call)
+    info: TerminalInfo = frames.decode(decode_terminal, frames.result())
+    return info
+
+
+def _to_bytes(data: str | bytes) -> bytes:
+    try:
+        return data.encode() if isinstance(data, str) else bytes(memoryview(data))
+    except (TypeError, UnicodeEncodeError) as cause:
+        remedy = "Give text that can be UTF-8, or bytes."
+        raise error(ErrorCode.INVALID_REQUEST, f"{data!r:.100} cannot be typed", remedy=remedy) from cause
+
+
+def _exit_code(ended: TerminalInfo) -> int:
+    if ended.exit_code is None:
+        raise misbehaved("a terminal that has ended has no exit code")
+    return ended.exit_code

@@ -1,0 +1,184 @@
+"""Terminals: what a host asks of an agent, and what both say about them.
+
+A terminal is a program with a pty. It lives until its program ends or it is closed, whoever looks at it: viewers come
+and go. What it shows is bytes, counted from its beginning; the last REPLAY_BYTES of them are kept for a new viewer.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.protocol.errors import ErrorCode, error
+
+REPLAY_BYTES = 256 * 1024
+MAX_WRITE = 64 * 1024  # of one WriteTerminal
+MAX_SIZE = 65_535  # columns or rows, as the kernel counts them
+DEFAULT_COLS, DEFAULT_ROWS = 80, 24
+
+
+class TerminalInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`exit_code` is None while its program runs."""
+
+    id: str
+    pid: int
+    cols: int
+    rows: int
+    command: list[str]
+    created_at: float  # seconds since 1970
+    viewers: int
+    exit_code: int | None = None
+
+
+class TerminalCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A call about one terminal."""
+
+    terminal_id: str
+
+
+class CreateTerminal(
+    msgspec.Struct, frozen=True, kw_only=True, tag="create_terminal", forbid_unknown_fields=True, omit_defaults=True
+):
+    """DONE TerminalInfo, once its program runs.
+
+    Without `shell` that is bash, or sh where there is none. `cwd` counts from the directory of the session, or from
+    /workspace. `env` is added to the sandbox's variables; None takes one away.
+    """
+
+    cols: int = DEFAULT_COLS
+    rows: int = DEFAULT_ROWS
+    shell: list[str] | None = None
+    cwd: str | None = None
+    env: dict[str, str | None] = {}
+    session_id: str | None = None
+
+
+class AttachTerminal(TerminalCall, frozen=True, kw_only=True, tag="attach_terminal"):
+    """DATA with the last of what it showed, EVENT TerminalReady, then DATA as it comes; DONE TerminalInfo at its end.
+
+    INPUT goes to the program. Between DATA there may be EVENT TerminalLost and TerminalResized.
+    """
+
+
+class WriteTerminal(TerminalCall, frozen=True, kw_only=True, tag="write_terminal"):
+    """Input for its program, MAX_WRITE bytes at most. DONE TerminalInfo once there is room for it."""
+
+    data: bytes
+
+
+class ResizeTerminal(TerminalCall, frozen=True, kw_only=True, tag="resize_terminal"):
+    """DONE TerminalInfo. Its program gets SIGWINCH."""
+
+    cols: int
+    rows: int
+
+
+class WaitTerminal(TerminalCall, frozen=True, kw_only=True, tag="wait_terminal"):
+    """DONE TerminalInfo once its program has ended."""
+
+
+class CloseTerminal(TerminalCall, frozen=True, kw_only=True, tag="close_terminal"):
+    """End its program and all it started, but daemons: SIGHUP, then SIGKILL. DONE TerminalInfo. Twice is fine."""
+
+
+class ListTerminals(msgspec.Struct, frozen=True, kw_only=True, tag="list_terminals", forbid_unknown_fields=True):
+    """DONE TerminalList: all that run, and the latest of those that have ended."""
+
+
+Call = CreateTerminal | AttachTerminal | WriteTerminal | ResizeTerminal | WaitTerminal | CloseTerminal | ListTerminals
+
+
+class TerminalList(msgspec.Struct, frozen=True, kw_only=True):
+    terminals: list[TerminalInfo]
+
+
+Result = TerminalInfo | TerminalList
+
+
+class TerminalReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """What came before was a replay; from here on it is live."""
+
+    terminal: TerminalInfo
+
+
+class TerminalLost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
+    """The viewer is so slow that it missed this many bytes here."""
+
+    bytes: int
+
+
+class TerminalResized(msgspec.Struct, frozen=True, kw_only=True, tag="resized"):
+    """By whom is not said: perhaps by this viewer."""
+
+    cols: int
+    rows: int
+
+
+TerminalEvent = TerminalReady | TerminalLost | TerminalResized
+
+
+class TerminalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A new terminal, as JSON has it. `shell` is a program, or a list of a program and its arguments."""
+
+    cols: int = DEFAULT_COLS
+    rows: int = DEFAULT_ROWS
+    shell: str | list[str] | None = None
+    cwd: str | None = None
+    env: dict[str, str | None] = {}
+    session_id: str = "default"
+
+
+class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cols: int
+    rows: int
+
+
+class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize", forbid_unknown_fields=True):
+    """A viewer's own words, over a WebSocket."""
+
+    cols: int
+    rows: int
+
+
+class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close", forbid_unknown_fields=True):
+    """Likewise: end the program and all it started."""
+
+
+class TerminalExit(msgspec.Struct, frozen=True, kw_only=True, tag="exit"):
+    """The last word over a WebSocket."""
+
+    exit_code: int
+
+
+class TerminalError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """Likewise, where something failed."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+def check_size(cols: object, rows: object) -> None:
+    for name, value in (("cols", cols), ("rows", rows)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+            message = f"{name}={value!r:.50} is no size of a terminal"
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy=f"Give 1 to {MAX_SIZE}.")
+
+
+def to_words(shell: object) -> list[str] | None:
+    """What `shell=` names: a program, or a program and its arguments."""
+    if shell is None:
+        return None
+    words = [shell] if isinstance(shell, str) else list(shell) if isinstance(shell, list | tuple) else []
+    if not words or not words[0] or not all(isinstance(word, str) for word in words):
+        remedy = 'Give a program such as "zsh", or a list such as ["python3", "-q"].'
+        raise error(ErrorCode.INVALID_COMMAND, f"shell={shell!r:.200} is no program", remedy=remedy)
+    return words
+
+
+_terminal = msgspec.msgpack.Decoder(TerminalInfo)
+_terminals = msgspec.msgpack.Decoder(TerminalList)
+_terminal_event: msgspec.msgpack.Decoder[TerminalEvent] = msgspec.msgpack.Decoder(TerminalEvent)
+
+decode_terminal = _terminal.decode
+decode_terminals = _terminals.decode
+decode_terminal_event = _terminal_event.decode

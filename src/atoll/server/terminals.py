@@ -1,0 +1,198 @@
+"""Terminals over HTTP: made and closed as JSON, looked at and typed into over a WebSocket.
+
+1. Binary messages are the terminal's bytes, both ways. Text messages are JSON, told apart by their `type`: from the
+   client `resize` and `close`; from us `ready` after the replay, `resized`, `lost`, and as the last `exit` or `error`.
+2. The terminal is read only as fast as the client reads, and the client as fast as the program: what a client sends is
+   not looked at, not even a pong, while the program takes no input. One that takes nothing for SEND_SECONDS is let go.
+3. A client that leaves ends nothing but its view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.terminals import (
+    AttachTerminal,
+    Close,
+    CloseTerminal,
+    CreateTerminal,
+    ListTerminals,
+    Resize,
+    ResizeTerminal,
+    TerminalError,
+    TerminalExit,
+    TerminalInfo,
+    TerminalList,
+    TerminalRequest,
+    TerminalSize,
+    decode_terminal,
+    decode_terminal_event,
+    decode_terminals,
+    to_words,
+)
+from atoll.server.bodies import read_json
+from atoll.server.problems import bad_request, json_response, status_of
+from atoll.server.sandboxes import actor_of, caller_of
+from atoll.supervisor.agent_link import AgentConnection, AgentLink, decode
+
+PATH = "/v1/sandboxes/{id}/terminals/{terminal_id}"
+PROTOCOL = "atoll.terminal"
+SEND_SECONDS = 60.0
+CLOSED, CLOSED_BY_STATUS = 1000, 4000  # an error's close code is 4000 + its HTTP status
+
+_controls: msgspec.json.Decoder[Resize | Close] = msgspec.json.Decoder(Resize | Close)
+
+
+async def list_terminals(request: Request) -> Response:
+    async with actor_of(request).use(caller_of(request)) as link:
+        return json_response(TerminalList(terminals=await ask_for_all(link)))
+
+
+async def post_terminal(request: Request) -> Response:
+    asked = await read_json(request, TerminalRequest)
+    call = CreateTerminal(
+        cols=asked.cols,
+        rows=asked.rows,
+        shell=to_words(asked.shell),
+        cwd=asked.cwd,
+        env=asked.env,
+        session_id=asked.session_id,
+    )
+    async with actor_of(request).use(caller_of(request)) as link:
+        return json_response(await link.ask(call, decode_terminal), 201)
+
+
+async def get_terminal(request: Request) -> Response:
+    terminal_id = request.path_params["terminal_id"]
+    async with actor_of(request).use(caller_of(request)) as link:
+        found = [terminal for terminal in await ask_for_all(link) if terminal.id == terminal_id]
+    if not found:
+        remedy = "Create one; list the terminals to see which there are."
+        raise error(ErrorCode.TERMINAL_NOT_FOUND, f"there is no terminal {terminal_id!r:.100}", remedy=remedy)
+    return json_response(found[0])
+
+
+async def patch_terminal(request: Request) -> Response:
+    size = await read_json(request, TerminalSize)
+    call = ResizeTerminal(terminal_id=request.path_params["terminal_id"], cols=size.cols, rows=size.rows)
+    async with actor_of(request).use(caller_of(request)) as link:
+        return json_response(await link.ask(call, decode_terminal))
+
+
+async def delete_terminal(request: Request) -> Response:
+    async with actor_of(request).use(caller_of(request)) as link:
+        await link.ask(CloseTerminal(terminal_id=request.path_params["terminal_id"]), decode_terminal)
+    return Response(status_code=204)
+
+
+async def ask_for_all(link: AgentLink) -> list[TerminalInfo]:
+    return (await link.ask(ListTerminals(), decode_terminals)).terminals
+
+
+async def view(socket: WebSocket) -> None:
+    """A terminal as a WebSocket. A page cannot see why a handshake failed, so errors come after it, as messages."""
+    await socket.accept(subprotocol=PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None)
+    call = AttachTerminal(terminal_id=socket.path_params["terminal_id"])
+    try:
+        async with actor_of(socket).use(caller_of(socket)) as link, link.operation(call) as agent:
+            await first_of(View(socket, agent).run(), Controls(socket, agent, link).run())
+    except AtollError as problem:
+        await tell_problem(socket, problem)
+    except (WebSocketDisconnect, TimeoutError):
+        pass
+
+
+class View:
+    """What the terminal shows, on its way to the client."""
+
+    def __init__(self, socket: WebSocket, agent: AgentConnection) -> None:
+        self._socket = socket
+        self._agent = agent
+
+    async def run(self) -> None:
+        while (frame := await self._agent.next_frame()).kind is not FrameKind.DONE:
+            if frame.kind is FrameKind.DATA:
+                await send(self._socket, {"type": "websocket.send", "bytes": frame.payload})
+            else:
+                await send_json(self._socket, decode(decode_terminal_event, frame))
+        ended = decode(decode_terminal, frame)
+        await send_json(self._socket, TerminalExit(exit_code=ended.exit_code or 0))
+        await close(self._socket, CLOSED, "its program has ended")
+
+
+class Controls:
+    """What the client sends, on its way to the program."""
+
+    def __init__(self, socket: WebSocket, agent: AgentConnection, link: AgentLink) -> None:
+        self._socket = socket
+        self._agent = agent
+        self._link = link
+        self._terminal_id: str = socket.path_params["terminal_id"]
+
+    async def run(self) -> None:
+        while (message := await self._socket.receive())["type"] == "websocket.receive":
+            if message.get("bytes"):
+                await self._agent.send_frame(Frame(FrameKind.INPUT, message["bytes"]))
+            elif message.get("text") is not None:
+                await self._obey(message["text"])
+        raise WebSocketDisconnect(message["code"])
+
+    async def _obey(self, text: str) -> None:
+        try:
+            control = _controls.decode(text)
+        except (msgspec.MsgspecError, RecursionError) as cause:
+            remedy = 'Send {"type": "resize", "cols": 80, "rows": 24} or {"type": "close"}; input is binary.'
+            raise bad_request(f"{text!r:.100} is no control message: {cause}", remedy) from cause
+        match control:
+            case Resize(cols=cols, rows=rows):
+                call = ResizeTerminal(terminal_id=self._terminal_id, cols=cols, rows=rows)
+                await self._link.ask(call, decode_terminal)
+            case Close():
+                await self._link.ask(CloseTerminal(terminal_id=self._terminal_id), decode_terminal)
+
+
+async def first_of(*work: Coroutine[Any, Any, None]) -> None:
+    """Until one of them ends, or fails; the others are ended then."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def send_json(socket: WebSocket, message: object) -> None:
+    await send(socket, {"type": "websocket.send", "text": msgspec.json.encode(message).decode()})
+
+
+async def send(socket: WebSocket, message: Message) -> None:
+    try:
+        async with asyncio.timeout(SEND_SECONDS):
+            await socket.send(message)
+    except RuntimeError as cause:  # uvicorn has closed it meanwhile: too long a message came, or no pong
+        raise WebSocketDisconnect from cause
+
+
+async def close(socket: WebSocket, code: int, reason: str) -> None:
+    await send(socket, {"type": "websocket.close", "code": code, "reason": reason})
+
+
+async def tell_problem(socket: WebSocket, problem: AtollError) -> None:
+    last = TerminalError(code=problem.code, message=problem.message, remedy=problem.remedy)
+    with suppress(WebSocketDisconnect, TimeoutError):
+        await send_json(socket, last)
+        await close(socket, CLOSED_BY_STATUS + status_of(problem), problem.code)
