@@ -378,7 +378,7 @@ def test_a_key_opens_a_running_server_until_it_is_taken_away(cli: Cli) -> None:
         (("ps", "nobody"), 1, "[SANDBOX_NOT_FOUND]"),
         (("logs", "nobody", "web"), 1, "[SANDBOX_NOT_FOUND]"),
         (("kill", "a", "web", "-s", "SIGNOTHING"), 1, "[SANDBOX_NOT_FOUND]"),
-        (("start", "a", "--name", "/", "true"), 1, "[INVALID_PROCESS_ID]"),
+        (("start", "a", "--name", "/", "true"), 125, "[INVALID_PROCESS_ID]"),
         (("start", "a", "--restart", "odd", "true"), 2, "--restart"),
         (("start", "a"), 2, "CMD..."),
         (("logs", "a"), 2, "PROC"),

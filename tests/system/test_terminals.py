@@ -478,7 +478,7 @@ async def test_a_terminal_starts_in_the_directory_of_the_session(box: Box) -> No
     for options, where in (
         ({"session_id": "default"}, b"/tmp/deep\r\n"),
         ({"session_id": "default", "cwd": "down"}, b"/tmp/deep/down\r\n"),
-        ({}, b"/workspace\r\n"),
+        ({}, b"/tmp/deep\r\n"),
         (
             {"cwd": "/usr"} if box.image == "host" else {"cwd": "/bin"},
             b"/usr\r\n" if box.image == "host" else b"/bin\r\n",
