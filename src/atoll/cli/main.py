@@ -16,7 +16,7 @@ from atoll.cli import problems
 from atoll.cli.ending import end_by_signals
 from atoll.protocol.errors import AtollError
 
-VERBS = ("run", "exec", "ls", "inspect", "rm", "events", "serve", "key", "doctor")
+VERBS = ("run", "exec", "ls", "inspect", "rm", "cp", "files", "events", "serve", "key", "doctor")
 
 
 class Verbs(click.Group):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 from atoll.client.commands import AsyncCommands, Environment
+from atoll.client.files import AsyncFiles
 from atoll.client.link import SandboxLink
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
@@ -21,7 +22,7 @@ from atoll.protocol.messages import (
 )
 
 
-class AsyncSession(AsyncCommands):
+class AsyncSession(AsyncCommands, AsyncFiles):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+T = TypeVar("T")
 
 
 async def wait_for_socket(
@@ -55,6 +57,14 @@ async def settle(outcome: object) -> None:
     """Wait for what a callback returned, if there is something to wait for."""
     if inspect.isawaitable(outcome):
         await outcome
+
+
+async def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns that waits for a disk, run where it keeps nobody else waiting.
+
+    Whoever is cancelled leaves at once; the function goes on to its end.
+    """
+    return await asyncio.to_thread(function, *arguments)
 
 
 def _resolve(ready: asyncio.Future[bool], outcome: bool) -> None:

@@ -94,6 +94,7 @@ class Stream:
         self._unsent = memoryview(b"")
         self._unmade: Iterator[bytes | NotYet] | None = None
         self._source: int | None = None
+        self._heard: bytes | None = None
         self._would_block: tuple[type[OSError], ...] = (BlockingIOError,)
         self._tls: ssl.SSLSocket | None = None
         self._is_closed = False
@@ -120,8 +121,35 @@ class Stream:
         self._unmade = more
         self._push()
 
+    def write(self, data: bytes, seconds: float) -> bool:
+        """Send all of `data`: then True. False if the peer spoke or hung up first, and may take no more.
+
+        TimeoutError after `seconds` in which nothing moved. Then b"" sends what is left.
+        """
+        if data:
+            self._unsent = memoryview(data)
+        while self._unsent and not self._is_closed and not self._has_heard():
+            self._push()
+            if self._unsent and not self._wait(seconds):
+                raise TimeoutError
+        return not self._unsent and not self._is_closed
+
+    def _has_heard(self) -> bool:
+        """Whether the peer has said something, which is kept for `read`; it may also have hung up."""
+        if self._heard is None and not self.is_quiet():
+            try:
+                self._heard = self._socket.recv(READ_SIZE)
+            except self._would_block:  # it was TLS that had something to say
+                pass
+            except OSError:
+                self._heard = b""
+        return self._heard is not None
+
     def read(self, seconds: float | None = None) -> bytes:
         """What has come, b"" at the end, TimeoutError after `seconds` in which nothing moved."""
+        if self._heard is not None:
+            heard, self._heard = self._heard, None
+            return heard
         while not self._is_closed:
             if not (self._tls and self._tls.pending()) and not self._wait(seconds):
                 raise TimeoutError

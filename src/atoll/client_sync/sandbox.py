@@ -13,6 +13,7 @@ import msgspec
 from atoll.client_sync import sessions
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.events import EventStream
+from atoll.client_sync.files import Files
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import find_server
 from atoll.client_sync.sessions import Session
@@ -123,7 +124,7 @@ def list_sandboxes(
     return found.sandboxes
 
 
-class Sandbox(Commands):
+class Sandbox(Commands, Files):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

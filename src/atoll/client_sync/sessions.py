@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 
 from atoll.client_sync.commands import Commands, Environment
+from atoll.client_sync.files import Files
 from atoll.client_sync.link import SandboxLink
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
@@ -22,7 +23,7 @@ from atoll.protocol.messages import (
 )
 
 
-class Session(Commands):
+class Session(Commands, Files):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

@@ -9,9 +9,11 @@ from __future__ import annotations
 import select
 import socket
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+T = TypeVar("T")
 
 
 def wait_for_socket(
@@ -36,3 +38,8 @@ def look_up(host: str, port: int) -> list[AddressInfo]:
 
 def settle(outcome: object) -> None:
     """There is nothing to wait for: the callback has returned."""
+
+
+def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns that waits for a disk. So do we."""
+    return function(*arguments)

@@ -1,0 +1,104 @@
+"""The near end of an upload or a download: files of this machine. Everything here may wait for a disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+
+CHUNK = 1024 * 1024
+_CODES = {
+    errno.ENOENT: ErrorCode.FILE_NOT_FOUND,
+    errno.ENOTDIR: ErrorCode.NOT_DIRECTORY,
+    errno.EISDIR: ErrorCode.IS_DIRECTORY,
+    errno.EEXIST: ErrorCode.FILE_EXISTS,
+    errno.EACCES: ErrorCode.PERMISSION_DENIED,
+    errno.EPERM: ErrorCode.PERMISSION_DENIED,
+    errno.ENOSPC: ErrorCode.NO_SPACE,
+    errno.EDQUOT: ErrorCode.NO_SPACE,
+    errno.EROFS: ErrorCode.READ_ONLY,
+    errno.ELOOP: ErrorCode.TOO_MANY_LINKS,
+    errno.ENAMETOOLONG: ErrorCode.NAME_TOO_LONG,
+    errno.ENOTEMPTY: ErrorCode.DIRECTORY_NOT_EMPTY,
+    errno.EFBIG: ErrorCode.FILE_TOO_LARGE,
+}
+
+
+class LocalSource:
+    """A file that is uploaded. It is read to the size that it has, or to its end if it has none."""
+
+    def __init__(self, path: bytes) -> None:
+        with told(path):
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by whoever has this)
+        try:
+            found = os.fstat(self._file.fileno())
+            self.mode = stat.S_IMODE(found.st_mode) & 0o777
+            self.size = found.st_size if stat.S_ISREG(found.st_mode) else None
+            self.path = path
+        except BaseException:
+            self._file.close()
+            raise
+
+    def read(self) -> bytes:
+        with told(self.path):
+            return self._file.read(CHUNK) or b""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class LocalTarget:
+    """A file that is downloaded: under a name of its own until it is whole."""
+
+    def __init__(self, path: bytes, mode: int) -> None:
+        self.path = path
+        # Not made from the target's name, which may be as long as names can be.
+        self._partial = os.path.join(os.path.dirname(path), f".atoll-{secrets.token_hex(8)}".encode())
+        with told(path):
+            descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o777)
+        self._file = os.fdopen(descriptor, "wb", buffering=CHUNK)
+
+    def write(self, data: bytes) -> None:
+        with told(self.path):
+            self._file.write(data)
+
+    def commit(self) -> None:
+        with told(self.path):
+            self._file.close()
+            os.replace(self._partial, self.path)
+
+    def close(self) -> None:
+        """Leave nothing, unless it was committed. A write that is under way in a thread is waited for."""
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            os.unlink(self._partial)
+
+
+def is_directory(path: bytes) -> bool:
+    with told(path):
+        return stat.S_ISDIR(os.stat(path).st_mode)
+
+
+@contextmanager
+def told(path: bytes) -> Iterator[None]:
+    """What goes wrong on this side is told as such."""
+    try:
+        yield
+    except OSError as cause:
+        raise local_problem(path, cause) from cause
+
+
+def local_problem(path: bytes, cause: OSError) -> AtollError:
+    shown = os.fsdecode(path)
+    return error(
+        _CODES.get(cause.errno or 0, ErrorCode.FILESYSTEM_ERROR),
+        f"{shown!r:.200} of this machine: {cause.strerror or cause}",
+        remedy="Check the path on this side, which is not the sandbox's.",
+        path=path.decode("utf-8", "backslashreplace"),
+    )
