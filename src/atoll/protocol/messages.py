@@ -5,6 +5,23 @@ from __future__ import annotations
 import msgspec
 
 from atoll.protocol.errors import ErrorBody
+from atoll.protocol.files import (
+    ChangeMode,
+    CopyFile,
+    DeleteDirectory,
+    DeleteFile,
+    FileDone,
+    FileInfo,
+    ListFiles,
+    MakeDirectory,
+    MoveFile,
+    PackFiles,
+    ReadFile,
+    StatFile,
+    UnpackFiles,
+    WatchFiles,
+    WriteFile,
+)
 
 PROTOCOL_VERSION = 1
 TIMED_OUT_EXIT_CODE = 124  # as coreutils' timeout does
@@ -75,7 +92,22 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping", forbid_unknown
     """Ask whether the agent answers, and which it is."""
 
 
-Call = Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping
+FileOperationCall = (
+    ReadFile
+    | WriteFile
+    | ListFiles
+    | StatFile
+    | MakeDirectory
+    | DeleteFile
+    | DeleteDirectory
+    | MoveFile
+    | CopyFile
+    | ChangeMode
+    | PackFiles
+    | UnpackFiles
+    | WatchFiles
+)
+Call = Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping | FileOperationCall
 
 
 class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +136,7 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
     commands_running: int
 
 
-Result = ExecDone | SessionInfo | Sessions | Pong
+Result = ExecDone | SessionInfo | Sessions | Pong | FileInfo | FileDone
 
 _encoder = msgspec.msgpack.Encoder()
 _call_decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
