@@ -35,6 +35,7 @@ from atoll.agent.server import AgentServer, comes_from_outside
 from atoll.agent.sessions import SessionRegistry
 from atoll.agent.shell_script import RESTORE, STATES
 from atoll.agent.spawn import Environment
+from atoll.agent.workers import WorkerPool
 from atoll.protocol.messages import PROTOCOL_VERSION, Ping, Pong
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Agent:
         calls = Calls()
         calls.answers[Ping] = self._answer_ping
         self._sessions.register(calls)
+        self.workers = WorkerPool(self._runner, self._sessions)
+        self.workers.register(calls)
         self.server = AgentServer(self.loop, calls, admits)
 
     def open(self, listener: socket.socket, scratch: int) -> None:

@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from atoll.agent import main
+from atoll.protocol.files import StatFile
 from atoll.protocol.frames import FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.messages import (
     DEFAULT_SESSION,
@@ -51,8 +52,11 @@ async def _play(agent: main.Agent, address: bytes) -> None:
             ExecShell(command="echo x"),
             ExecShell(command="true", timeout=60, max_output=9, env={"A": "b"}, cwd="/"),
             DeleteSession(session_id=DEFAULT_SESSION),
+            StatFile(path=b"/"),
+            Ping(),  # once more: it is answered when the worker has given the connection back
         ):
             await _ask(agent.loop, host, call)
+        agent.workers.dismiss_idle()
         while agent.reaper.is_watching:  # noqa: ASYNC110 (the killed shell; every agent would have an event for this)
             await asyncio.sleep(0.001)
     await asyncio.sleep(0)  # the agent's side of the connection notices that the host is gone

@@ -110,6 +110,12 @@ class SessionRegistry:
             self._add(CreateSession(session_id=session_id))
         return SessionOperation(self._get(session_id), call, owner)
 
+    def directory_of(self, session_id: str | None) -> str:
+        """A path that leads to a session's directory."""
+        if session_id in (None, DEFAULT_SESSION) and DEFAULT_SESSION not in self._sessions:
+            return DEFAULT_DIRECTORY
+        return self._get(session_id or DEFAULT_SESSION).where()
+
     def close(self) -> None:
         for session in self._sessions.values():
             session.close()
@@ -271,13 +277,13 @@ class Session:
     def _start(self, operation: SessionOperation) -> Command | ShellCommand:
         match operation.call:
             case Exec() as call:
-                return self.runner.start(call, operation.streams, self._on_done, base=self._where())
+                return self.runner.start(call, operation.streams, self._on_done, base=self.where())
             case call:
                 return self._start_in_shell(call, operation.streams)
 
     def _start_in_shell(self, call: ExecShell, streams: Streams) -> ShellCommand:
         if call.cwd is not None:
-            _check_directory(self._where(), call.cwd)
+            _check_directory(self.where(), call.cwd)
         shell = self._shell = self._shell or self._start_shell()
         self._commands += 1
         files = CommandFiles(self._files, self._commands)
@@ -310,14 +316,14 @@ class Session:
                 break
         self._files.remove(LAST, *STATES)
 
-    def _where(self) -> str:
+    def where(self) -> str:
         """The directory, as a path that leads there even if it was removed or renamed."""
         return f"/proc/{self._shell.pid}/cwd" if self._shell else self._directory
 
     def _look_up_directory(self) -> str:
         if self._shell:
             with suppress(OSError):
-                return os.readlink(self._where())
+                return os.readlink(self.where())
         return self._directory
 
 

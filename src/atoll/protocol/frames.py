@@ -48,7 +48,7 @@ def encode_header(kind: FrameKind, length: int) -> bytes:
     return _HEADER.pack(length, kind)
 
 
-def decode_header(header: bytes) -> tuple[int, FrameKind]:
+def decode_header(header: bytes | bytearray) -> tuple[int, FrameKind]:
     """The length that is claimed, and the kind."""
     length, kind = _HEADER.unpack(header)
     if length > MAX_PAYLOAD:
@@ -88,7 +88,7 @@ class FrameDecoder:
         """The next frame, once all of it is here."""
         if len(self._buffer) < HEADER_SIZE:
             return None
-        length, kind = decode_header(bytes(self._buffer[:HEADER_SIZE]))
+        length, kind = decode_header(self._buffer[:HEADER_SIZE])
         end = HEADER_SIZE + length
         if end > len(self._buffer):
             return None
