@@ -7,6 +7,7 @@ import contextlib
 import gc
 import io
 import os
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -32,8 +33,10 @@ from atoll.protocol.files import (
     ListFiles,
     MakeDirectory,
     MoveFile,
+    PackFiles,
     ReadFile,
     StatFile,
+    UnpackFiles,
     WatchFiles,
     WriteFile,
 )
@@ -673,6 +676,139 @@ async def test_where_a_download_cannot_go_is_told(half: Half, stub: ContractServ
         await half.run(sandbox_of(half, stub).download, "/workspace/a.txt", tmp_path / "no/such")
     with pytest.raises(AtollError, match="has no name"):
         await half.run(sandbox_of(half, stub).download, "/..", tmp_path)
+
+
+class TreeAgent:
+    """Has one directory, which is this archive; and takes any."""
+
+    def __init__(self, archive: bytes = b"") -> None:
+        self.archive = archive
+        self.calls: list[Any] = []
+
+    def __call__(self, conversation: Conversation) -> None:
+        self.calls.append(conversation.call)
+        match conversation.call:
+            case UnpackFiles():
+                self.archive = b"".join(conversation.input())
+                conversation.answer(FileDone(count=1))
+            case PackFiles():
+                for start in range(0, len(self.archive), 700):
+                    conversation.send(FrameKind.DATA, self.archive[start : start + 700])
+                conversation.answer(FileDone(count=1))
+            case _:
+                conversation.answer(info("/workspace/tree", type=FileType.DIRECTORY, mode=0o755))
+
+
+def archive_of(*members: tuple[str, dict[str, Any]], content: bytes = b"evil") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, fields in members:
+            member = tarfile.TarInfo(name)
+            for field, value in fields.items():
+                setattr(member, field, value)
+            member.size = len(content) if member.isreg() else 0
+            archive.addfile(member, io.BytesIO(content) if member.isreg() else None)
+    return buffer.getvalue()
+
+
+async def test_a_directory_is_copied_as_an_archive(half: Half, stub: ContractServer, tmp_path: Path) -> None:
+    stub.on_call = agent = TreeAgent()
+    tree = tmp_path / "tree"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "sub/file").write_bytes(LARGE)
+    (tree / "run").write_text("#!/bin/sh")
+    (tree / "run").chmod(0o755)
+    (tree / "link").symlink_to("sub/file")
+    seen: list[tuple[int, int | None]] = []
+    made = await half.run(
+        sandbox_of(half, stub).upload, tree, "there", on_progress=lambda *numbers: seen.append(numbers)
+    )
+    assert made.is_directory
+    assert agent.calls[0] == UnpackFiles(path=b"there", session_id="default")
+    with tarfile.open(fileobj=io.BytesIO(agent.archive)) as archive:
+        assert sorted(archive.getnames()) == [".", "link", "run", "sub", "sub/file"]
+    assert seen[-1] == (len(agent.archive), None)
+    await half.run(sandbox_of(half, stub).download, "tree", tmp_path / "new/back")
+    assert (tmp_path / "new/back/link").read_bytes() == LARGE
+    assert os.readlink(tmp_path / "new/back/link") == "sub/file"
+    assert os.access(tmp_path / "new/back/run", os.X_OK)
+
+
+LINK, HARD_LINK, DEVICE, FIFO = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE
+ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "up": [("../outside/evil", {})],
+    "up from within": [("sub/../../outside/evil", {})],
+    "absolute": [("{outside}/evil", {})],
+    "through a link": [("door", {"type": LINK, "linkname": "../outside"}), ("door/evil", {})],
+    "through an absolute link": [("door", {"type": LINK, "linkname": "{outside}"}), ("door/evil", {})],
+    "through two links": [
+        ("sub", {"type": tarfile.DIRTYPE, "mode": 0o755}),
+        ("sub/a", {"type": LINK, "linkname": ".."}),
+        ("door", {"type": LINK, "linkname": "sub/a/../../outside"}),
+        ("door/evil", {}),
+    ],
+    "over a link": [("door", {"type": LINK, "linkname": "../outside/kept"}), ("door", {})],
+    "a hard link": [("door", {"type": HARD_LINK, "linkname": "../outside/kept"}), ("door", {})],
+    "an absolute hard link": [("door", {"type": HARD_LINK, "linkname": "{outside}/kept"})],
+    "a device": [("null", {"type": DEVICE, "devmajor": 1, "devminor": 3})],
+    "a fifo": [("pipe", {"type": FIFO})],
+    "a link to a secret": [("shadow", {"type": LINK, "linkname": "/etc/shadow"})],
+    "through a link that was there": [("was-there/evil", {})],
+    "into a directory that is a link": [
+        ("was-there", {"type": tarfile.DIRTYPE, "mode": 0o777}),
+        ("was-there/evil", {}),
+    ],
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_an_archive_of_a_hostile_sandbox_writes_nothing_outside(
+    half: Half, stub: ContractServer, tmp_path: Path, attack: str
+) -> None:
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    target.mkdir()
+    (outside / "kept").write_text("as it was")
+    (target / "was-there").symlink_to(outside)
+    members = [
+        (name.format(outside=outside), {key: _filled(value, outside) for key, value in fields.items()})
+        for name, fields in ATTACKS[attack]
+    ]
+    stub.on_call = TreeAgent(archive_of(*members))
+    with pytest.raises(AtollError) as caught:
+        await half.run(sandbox_of(half, stub).download, "tree", target)
+    assert caught.value.code is ErrorCode.UNSAFE_ARCHIVE
+    assert caught.value.remedy
+    assert [path.name for path in outside.iterdir()] == ["kept"]
+    assert (outside / "kept").read_text() == "as it was"
+    assert outside.stat().st_mode & 0o777 == 0o755
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "server.sock", "target"]
+
+
+def _filled(value: Any, outside: Path) -> Any:
+    return value.format(outside=outside) if isinstance(value, str) else value
+
+
+async def test_a_program_that_becomes_root_is_not_brought_home(
+    half: Half, stub: ContractServer, tmp_path: Path
+) -> None:
+    stub.on_call = TreeAgent(archive_of(("program", {"mode": 0o6755, "uid": 0})))
+    await half.run(sandbox_of(half, stub).download, "tree", tmp_path / "target")
+    assert (tmp_path / "target/program").stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [b"", b"\0" * 100, b"no archive" * 100, archive_of(("a", {}))[:700], archive_of(("a", {}))[:512] + b"\xff" * 2000],
+    ids=["empty", "short", "nonsense", "cut", "damaged"],
+)
+async def test_an_archive_that_is_none_is_told(
+    half: Half, stub: ContractServer, tmp_path: Path, archive: bytes
+) -> None:
+    stub.on_call = TreeAgent(archive)
+    with pytest.raises(AtollError) as caught:
+        await half.run(sandbox_of(half, stub).download, "tree", tmp_path / "target")
+    assert caught.value.remedy
 
 
 async def test_an_upload_keeps_nobody_waiting(stub: ContractServer, agent: FileAgent, tmp_path: Path) -> None:

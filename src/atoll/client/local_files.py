@@ -6,9 +6,12 @@ import errno
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from atoll.archives.packing import Packer
+from atoll.archives.unpacking import ON_HOST, Unpacker
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 CHUNK = 1024 * 1024
@@ -80,6 +83,47 @@ class LocalTarget:
             os.unlink(self._partial)
 
 
+class LocalTree:
+    """A directory that is uploaded, as an archive."""
+
+    def __init__(self, path: bytes) -> None:
+        self._path = path
+        self._pieces = Packer(path).pieces()
+        self._lock = threading.Lock()
+
+    def read(self) -> bytes:
+        with self._lock, told(self._path):
+            return next(self._pieces, b"")
+
+    def close(self) -> None:
+        with self._lock:  # a read that is under way in a thread is waited for
+            self._pieces = iter(())
+
+
+class LocalTreeTarget:
+    """A directory that is downloaded. Nothing is written anywhere else, whatever the archive says."""
+
+    def __init__(self, path: bytes) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        with told(path):
+            os.makedirs(path, exist_ok=True)
+            self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._unpacker = Unpacker(self._directory, ON_HOST)
+
+    def write(self, data: bytes) -> None:
+        with self._lock, told(self._path):
+            self._unpacker.feed(data)
+
+    def commit(self) -> None:
+        self._unpacker.close()
+
+    def close(self) -> None:
+        with self._lock, self._unpacker:
+            pass
+        os.close(self._directory)
+
+
 def is_directory(path: bytes) -> bool:
     with told(path):
         return stat.S_ISDIR(os.stat(path).st_mode)
@@ -90,8 +134,10 @@ def told(path: bytes) -> Iterator[None]:
     """What goes wrong on this side is told as such."""
     try:
         yield
+    except AtollError:  # some of which are an OSError
+        raise
     except OSError as cause:
-        raise local_problem(path, cause) from cause
+        raise local_problem(cause.filename if isinstance(cause.filename, bytes) else path, cause) from cause
 
 
 def local_problem(path: bytes, cause: OSError) -> AtollError:

@@ -24,7 +24,7 @@ from atoll.client.waiting import look_up, pause, wait_for_socket
 if TYPE_CHECKING:
     import ssl
 
-READ_SIZE = 64 * 1024
+READ_SIZE, MAX_READ_SIZE = 64 * 1024, 1024 * 1024  # as much at once as came last time, and more
 BACKLOG_PAUSE = 0.005
 # A host that vanished without a word is noticed after about fifteen seconds.
 KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_PROBES = 6, 3, 3
@@ -94,6 +94,7 @@ class Stream:
         self._unmade: Iterator[bytes | NotYet] | None = None
         self._source: int | None = None
         self._heard: bytes | None = None
+        self._read_size = READ_SIZE
         self._would_block: tuple[type[OSError], ...] = (BlockingIOError,)
         self._tls: ssl.SSLSocket | None = None
         self._is_closed = False
@@ -157,9 +158,11 @@ class Stream:
             if self.has_unsent:
                 self._push()
             try:
-                return self._socket.recv(READ_SIZE)
+                data = self._socket.recv(self._read_size)
             except self._would_block:
                 continue
+            self._read_size = min(2 * self._read_size, MAX_READ_SIZE) if len(data) == self._read_size else READ_SIZE
+            return data
         return b""
 
     def close(self) -> None:

@@ -32,11 +32,7 @@ class AsyncFileStream(AsyncIterator[bytes]):
             self._frames = await self._link.call(self._call)
         if self.info is None:
             try:
-                frame = await self._frames.next()
-                if frame.kind is not FrameKind.EVENT:
-                    raise misbehaved(f"a {frame.kind.name} frame came first")
-                found: FileInfo = self._frames.decode(decode_file_info, frame)
-                self.info = found
+                self.info = await begin_reading(self._frames)
             except BaseException:
                 await self.aclose()
                 raise
@@ -345,6 +341,15 @@ class AsyncFileWriter:
         except BaseException:
             self.abort()
             raise
+
+
+async def begin_reading(frames: Frames) -> FileInfo:
+    """What it is that is read: the first thing that is said."""
+    frame = await frames.next()
+    if frame.kind is not FrameKind.EVENT:
+        raise misbehaved(f"a {frame.kind.name} frame came first")
+    found: FileInfo = frames.decode(decode_file_info, frame)
+    return found
 
 
 async def commit(sink: CallInput) -> FileInfo:

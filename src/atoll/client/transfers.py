@@ -6,11 +6,25 @@ import os
 from collections.abc import Callable
 
 from atoll.client.link import SandboxLink
-from atoll.client.local_files import LocalSource, LocalTarget, is_directory
-from atoll.client.open_files import AsyncFileStream, commit
+from atoll.client.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_directory
+from atoll.client.open_files import begin_reading
+from atoll.client.server import Frames, misbehaved
 from atoll.client.waiting import run_blocking, settle
 from atoll.protocol.errors import ErrorCode, error
-from atoll.protocol.files import FileInfo, FileType, ReadFile, StatFile, WriteFile, decode_file_info, to_raw_path
+from atoll.protocol.files import (
+    FileInfo,
+    FileType,
+    PackFiles,
+    ReadFile,
+    StatFile,
+    UnpackFiles,
+    WriteFile,
+    decode_file_done,
+    decode_file_info,
+    to_raw_path,
+)
+from atoll.protocol.frames import FrameKind
+from atoll.protocol.messages import Call
 
 GATHERED_BYTES = 1024 * 1024  # each trip to a disk takes a thread, so it should be worth it
 
@@ -47,17 +61,35 @@ async def _upload_file(
     link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     source = await run_blocking(LocalSource, local)
+    call = WriteFile(path=remote, session_id=session_id, mode=source.mode)
+    frames = await _send_all(link, call, source, Progress(on_progress, source.size))
+    written: FileInfo = frames.decode(decode_file_info, await frames.result())
+    return written
+
+
+async def _upload_directory(
+    link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
+) -> FileInfo:
+    call = UnpackFiles(path=remote, session_id=session_id)
+    frames = await _send_all(link, call, LocalTree(local), Progress(on_progress, None))
+    frames.decode(decode_file_done, await frames.result())
+    frames = await link.call(StatFile(path=remote, session_id=session_id))
+    made: FileInfo = frames.decode(decode_file_info, await frames.result())
+    return made
+
+
+async def _send_all(link: SandboxLink, call: Call, source: LocalSource | LocalTree, progress: Progress) -> Frames:
     try:
-        progress = Progress(on_progress, source.size)
         await progress.add(0)
-        sink = await link.begin_call(WriteFile(path=remote, session_id=session_id, mode=source.mode))
+        sink = await link.begin_call(call)
         try:
             while chunk := await run_blocking(source.read):
                 await sink.send(chunk)
                 await progress.add(len(chunk))
-            return await commit(sink)
-        finally:
+        except BaseException:
             sink.close()
+            raise
+        return await sink.finish()
     finally:
         source.close()
 
@@ -69,34 +101,41 @@ async def download(
     frames = await link.call(StatFile(path=source, session_id=session_id))
     info: FileInfo = frames.decode(decode_file_info, await frames.result())
     if info.type is FileType.DIRECTORY:
-        await _download_directory(link, session_id, source, target, on_progress)
+        frames = await link.call(PackFiles(path=source, session_id=session_id))
+        await _take_all(frames, await run_blocking(LocalTreeTarget, target), Progress(on_progress, None))
         return
     if target.endswith(b"/") or await run_blocking(os.path.isdir, target):
         target = os.path.join(target, _name(source))
-    await _download_file(AsyncFileStream(link, ReadFile(path=source, session_id=session_id)), target, on_progress)
+    frames = await link.call(ReadFile(path=source, session_id=session_id))
+    try:
+        info = await begin_reading(frames)
+        sink = await run_blocking(LocalTarget, target, info.mode)
+    except BaseException:
+        frames.close()
+        raise
+    await _take_all(frames, sink, Progress(on_progress, info.size or None))
 
 
-async def _download_file(stream: AsyncFileStream, local: bytes, on_progress: OnProgress | None) -> None:
-    async with stream:
-        assert stream.info
-        progress = Progress(on_progress, stream.info.size or None)
-        target = await run_blocking(LocalTarget, local, stream.info.mode)
-        try:
-            await progress.add(0)
-            gathered: list[bytes] = []
-            size = 0
-            async for chunk in stream:
-                gathered.append(chunk)
-                size += len(chunk)
-                if size >= GATHERED_BYTES:
-                    await run_blocking(target.write, b"".join(gathered))
-                    await progress.add(size)
-                    gathered, size = [], 0
-            await run_blocking(target.write, b"".join(gathered))
-            await progress.add(size)
-            await run_blocking(target.commit)
-        finally:
-            target.close()
+async def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> None:
+    try:
+        await progress.add(0)
+        gathered: list[bytes] = []
+        size = 0
+        while (frame := await frames.next()).kind is FrameKind.DATA:
+            gathered.append(frame.payload)
+            size += len(frame.payload)
+            if size >= GATHERED_BYTES:
+                await run_blocking(target.write, b"".join(gathered))
+                await progress.add(size)
+                gathered, size = [], 0
+        if frame.kind is not FrameKind.DONE:
+            raise misbehaved(f"a {frame.kind.name} frame came")
+        await run_blocking(target.write, b"".join(gathered))
+        await progress.add(size)
+        await run_blocking(target.commit)
+    finally:
+        frames.close()
+        target.close()
 
 
 def _name(remote: bytes) -> bytes:
@@ -106,15 +145,3 @@ def _name(remote: bytes) -> bytes:
         message = f"{os.fsdecode(remote)!r:.200} has no name to be called by on this side"
         raise error(ErrorCode.INVALID_PATH, message, remedy="Say what it shall be called.")
     return name
-
-
-async def _upload_directory(
-    link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
-) -> FileInfo:
-    raise NotImplementedError
-
-
-async def _download_directory(
-    link: SandboxLink, session_id: str, remote: bytes, local: bytes, on_progress: OnProgress | None
-) -> None:
-    raise NotImplementedError

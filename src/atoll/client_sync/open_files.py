@@ -33,11 +33,7 @@ class FileStream(Iterator[bytes]):
             self._frames = self._link.call(self._call)
         if self.info is None:
             try:
-                frame = self._frames.next()
-                if frame.kind is not FrameKind.EVENT:
-                    raise misbehaved(f"a {frame.kind.name} frame came first")
-                found: FileInfo = self._frames.decode(decode_file_info, frame)
-                self.info = found
+                self.info = begin_reading(self._frames)
             except BaseException:
                 self.close()
                 raise
@@ -346,6 +342,15 @@ class FileWriter:
         except BaseException:
             self.abort()
             raise
+
+
+def begin_reading(frames: Frames) -> FileInfo:
+    """What it is that is read: the first thing that is said."""
+    frame = frames.next()
+    if frame.kind is not FrameKind.EVENT:
+        raise misbehaved(f"a {frame.kind.name} frame came first")
+    found: FileInfo = frames.decode(decode_file_info, frame)
+    return found
 
 
 def commit(sink: CallInput) -> FileInfo:

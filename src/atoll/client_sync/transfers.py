@@ -7,11 +7,25 @@ import os
 from collections.abc import Callable
 
 from atoll.client_sync.link import SandboxLink
-from atoll.client_sync.local_files import LocalSource, LocalTarget, is_directory
-from atoll.client_sync.open_files import FileStream, commit
+from atoll.client_sync.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_directory
+from atoll.client_sync.open_files import begin_reading
+from atoll.client_sync.server import Frames, misbehaved
 from atoll.client_sync.waiting import run_blocking, settle
 from atoll.protocol.errors import ErrorCode, error
-from atoll.protocol.files import FileInfo, FileType, ReadFile, StatFile, WriteFile, decode_file_info, to_raw_path
+from atoll.protocol.files import (
+    FileInfo,
+    FileType,
+    PackFiles,
+    ReadFile,
+    StatFile,
+    UnpackFiles,
+    WriteFile,
+    decode_file_done,
+    decode_file_info,
+    to_raw_path,
+)
+from atoll.protocol.frames import FrameKind
+from atoll.protocol.messages import Call
 
 GATHERED_BYTES = 1024 * 1024  # each trip to a disk takes a thread, so it should be worth it
 
@@ -46,17 +60,35 @@ def _upload_file(
     link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     source = run_blocking(LocalSource, local)
+    call = WriteFile(path=remote, session_id=session_id, mode=source.mode)
+    frames = _send_all(link, call, source, Progress(on_progress, source.size))
+    written: FileInfo = frames.decode(decode_file_info, frames.result())
+    return written
+
+
+def _upload_directory(
+    link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
+) -> FileInfo:
+    call = UnpackFiles(path=remote, session_id=session_id)
+    frames = _send_all(link, call, LocalTree(local), Progress(on_progress, None))
+    frames.decode(decode_file_done, frames.result())
+    frames = link.call(StatFile(path=remote, session_id=session_id))
+    made: FileInfo = frames.decode(decode_file_info, frames.result())
+    return made
+
+
+def _send_all(link: SandboxLink, call: Call, source: LocalSource | LocalTree, progress: Progress) -> Frames:
     try:
-        progress = Progress(on_progress, source.size)
         progress.add(0)
-        sink = link.begin_call(WriteFile(path=remote, session_id=session_id, mode=source.mode))
+        sink = link.begin_call(call)
         try:
             while chunk := run_blocking(source.read):
                 sink.send(chunk)
                 progress.add(len(chunk))
-            return commit(sink)
-        finally:
+        except BaseException:
             sink.close()
+            raise
+        return sink.finish()
     finally:
         source.close()
 
@@ -66,34 +98,41 @@ def download(link: SandboxLink, session_id: str, remote: Path, local: Path, on_p
     frames = link.call(StatFile(path=source, session_id=session_id))
     info: FileInfo = frames.decode(decode_file_info, frames.result())
     if info.type is FileType.DIRECTORY:
-        _download_directory(link, session_id, source, target, on_progress)
+        frames = link.call(PackFiles(path=source, session_id=session_id))
+        _take_all(frames, run_blocking(LocalTreeTarget, target), Progress(on_progress, None))
         return
     if target.endswith(b"/") or run_blocking(os.path.isdir, target):
         target = os.path.join(target, _name(source))
-    _download_file(FileStream(link, ReadFile(path=source, session_id=session_id)), target, on_progress)
+    frames = link.call(ReadFile(path=source, session_id=session_id))
+    try:
+        info = begin_reading(frames)
+        sink = run_blocking(LocalTarget, target, info.mode)
+    except BaseException:
+        frames.close()
+        raise
+    _take_all(frames, sink, Progress(on_progress, info.size or None))
 
 
-def _download_file(stream: FileStream, local: bytes, on_progress: OnProgress | None) -> None:
-    with stream:
-        assert stream.info
-        progress = Progress(on_progress, stream.info.size or None)
-        target = run_blocking(LocalTarget, local, stream.info.mode)
-        try:
-            progress.add(0)
-            gathered: list[bytes] = []
-            size = 0
-            for chunk in stream:
-                gathered.append(chunk)
-                size += len(chunk)
-                if size >= GATHERED_BYTES:
-                    run_blocking(target.write, b"".join(gathered))
-                    progress.add(size)
-                    gathered, size = [], 0
-            run_blocking(target.write, b"".join(gathered))
-            progress.add(size)
-            run_blocking(target.commit)
-        finally:
-            target.close()
+def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> None:
+    try:
+        progress.add(0)
+        gathered: list[bytes] = []
+        size = 0
+        while (frame := frames.next()).kind is FrameKind.DATA:
+            gathered.append(frame.payload)
+            size += len(frame.payload)
+            if size >= GATHERED_BYTES:
+                run_blocking(target.write, b"".join(gathered))
+                progress.add(size)
+                gathered, size = [], 0
+        if frame.kind is not FrameKind.DONE:
+            raise misbehaved(f"a {frame.kind.name} frame came")
+        run_blocking(target.write, b"".join(gathered))
+        progress.add(size)
+        run_blocking(target.commit)
+    finally:
+        frames.close()
+        target.close()
 
 
 def _name(remote: bytes) -> bytes:
@@ -103,15 +142,3 @@ def _name(remote: bytes) -> bytes:
         message = f"{os.fsdecode(remote)!r:.200} has no name to be called by on this side"
         raise error(ErrorCode.INVALID_PATH, message, remedy="Say what it shall be called.")
     return name
-
-
-def _upload_directory(
-    link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
-) -> FileInfo:
-    raise NotImplementedError
-
-
-def _download_directory(
-    link: SandboxLink, session_id: str, remote: bytes, local: bytes, on_progress: OnProgress | None
-) -> None:
-    raise NotImplementedError

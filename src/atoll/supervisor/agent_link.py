@@ -26,7 +26,7 @@ from atoll.protocol.errors import (
     error,
     from_body,
 )
-from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
+from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
 from atoll.protocol.messages import (
     Call,
     CreateSession,
@@ -234,7 +234,9 @@ class AgentConnection(asyncio.Protocol):
 
     async def send_frame(self, frame: Frame) -> None:
         await self._can_write.wait()
-        self._write(encode_frame(frame.kind, frame.payload))
+        if self._transport and not self._transport.is_closing():
+            # Apart, so that what may be large is not copied once more.
+            self._transport.writelines((encode_header(frame.kind, len(frame.payload)), frame.payload))
 
     @property
     def has_frame(self) -> bool:
