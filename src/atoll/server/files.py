@@ -88,14 +88,19 @@ async def get_content(request: Request) -> Response:
     frames = answer(request, ReadFile(path=path, session_id=session_id, offset=offset, length=length))
     info = decode(decode_file_info, expect(await anext(frames), FrameKind.EVENT))
     first, is_whole = await first_bytes(frames)
-    if length is None:
-        length = len(first) if is_whole else sized(info, len(first))
+    if is_whole:
+        length = len(first)
+    elif length is None:
+        length = sized(info, len(first))
     headers = UNTRUSTED | {"accept-ranges": "bytes", "etag": etag(info), "last-modified": last_modified(info)}
     headers["content-type"] = mime_type(info.name, b"" if offset else first, is_whole=is_whole and not offset)
     if length is not None:
         headers["content-length"] = str(length)
     if wanted:
-        headers["content-range"] = f"bytes {offset}-{offset + wanted[1] - 1}/{info.size}"
+        wanted_end = offset + wanted[1]
+        # What ends before it should, as in /sys, has the size that it turned out to have.
+        size = offset + len(first) if is_whole and len(first) < wanted[1] else info.size
+        headers["content-range"] = f"bytes {offset}-{min(wanted_end, size) - 1}/{size}"
     status = 206 if wanted else 200
     if request.method == "HEAD":
         await frames.aclose()
