@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.protocol import files
 from atoll.protocol.files import FileType
 from tests.conftest import Box
 from tests.system.file_calls import FileCalls
@@ -39,3 +40,12 @@ async def test_entries_are_listed_sorted_with_what_they_are(calls: FileCalls, bo
     ]
     everything = await calls.names(b"/tmp/d/", recursive=True, include_hidden=True)
     assert everything == [b".hidden", b"file", b"link", b"pipe", b"sub", b"sub/deep"]
+
+
+async def test_a_directory_goes_in_and_out_as_an_archive(calls: FileCalls, box: Box) -> None:
+    await box.text("mkdir -p /tmp/d/sub; cd /tmp/d; ln -s sub link; mkfifo pipe; echo x >sub/file; chmod 750 sub/file")
+    *data, done = await calls.ask(files.PackFiles(path=b"/tmp/d"))
+    assert files.decode_file_done(done.payload).count == 3
+    archive = b"".join(frame.payload for frame in data)
+    assert (await calls.done(files.UnpackFiles(path=b"/tmp/made/here"), archive)).count == 3
+    assert await box.text("cd /tmp/made/here; cat link/file; stat -c %a sub/file; ls") == "x\n750\nlink\nsub"

@@ -28,6 +28,8 @@ from atoll.agent.file_writing import (
     write_all,
 )
 from atoll.archives.descent import OPEN_DIRECTORY, Descent, identity, names_in
+from atoll.archives.packing import Packer
+from atoll.archives.unpacking import IN_SANDBOX, Unpacker
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import (
     ChangeMode,
@@ -373,6 +375,32 @@ def _to_datetime(nanoseconds: int) -> datetime:
         return _LATEST if nanoseconds > 0 else _EARLIEST
 
 
+def pack_files(call: PackFiles, path: bytes, port: HostPort) -> FileDone:
+    status = os.stat(path)
+    if not stat.S_ISDIR(status.st_mode):
+        _check_readable(path, status)
+    packer = Packer(path.rstrip(b"/") or b"/")
+    for piece in packer.pieces():
+        port.send_data(piece)
+    return FileDone(count=packer.count)
+
+
+def unpack_files(call: UnpackFiles, path: bytes, port: HostPort) -> FileDone:
+    make_directories(path, above=-1)
+    directory = os.open(path, OPEN_DIRECTORY & ~os.O_NOFOLLOW)
+    try:
+        with Unpacker(directory, IN_SANDBOX) as unpacker:
+            try:
+                for piece in port.receive():
+                    unpacker.feed(piece)
+                unpacker.close()
+            except OSError as cause:
+                raise file_error(cause, b"%b/%b" % (path.rstrip(b"/"), unpacker.current)) from cause
+            return FileDone(count=unpacker.count)
+    finally:
+        os.close(directory)
+
+
 def _not_yet(call: object, path: bytes, port: HostPort) -> FileDone:
     raise error(ErrorCode.NOT_AVAILABLE_YET, "not yet")
 
@@ -387,7 +415,7 @@ _OPERATIONS: dict[type, Callable[[Any, bytes, HostPort], FileInfo | FileDone]] =
     DeleteFile: delete_file,
     DeleteDirectory: delete_directory,
     ChangeMode: change_mode,
-    PackFiles: _not_yet,
-    UnpackFiles: _not_yet,
+    PackFiles: pack_files,
+    UnpackFiles: unpack_files,
     WatchFiles: _not_yet,
 }
