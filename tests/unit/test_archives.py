@@ -171,7 +171,8 @@ def test_a_size_beyond_octal_digits_is_told_and_read() -> None:
     (entry,) = TarReader().feed(header)
     assert isinstance(entry, Entry) and entry.size == 2**40
     with tarfile.open(fileobj=io.BytesIO(header)) as tar:
-        assert [member.size for member in tar] == [2**40]
+        member = tar.next()
+    assert member and member.size == 2**40
 
 
 def test_a_file_that_shrinks_while_it_is_packed_is_filled_up(tmp_path: Path, target: Path) -> None:
