@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
 import pytest
 
-from atoll.protocol.files import FileType
+from atoll.protocol import files
+from atoll.protocol.files import FileChange, FileType
+from atoll.protocol.frames import FrameKind
+from atoll.supervisor.agent_link import AgentConnection
 from tests.conftest import Box
 from tests.system.file_calls import FileCalls
 
@@ -48,3 +56,42 @@ async def test_a_directory_goes_in_and_out_as_an_archive(calls: FileCalls, box: 
     archive = b"".join(frame.payload for frame in data)
     assert (await calls.done(files.UnpackFiles(path=b"/tmp/made/here"), archive)).count == 3
     assert await box.text("cd /tmp/made/here; cat link/file; stat -c %a sub/file; ls") == "x\n750\nlink\nsub"
+
+
+class Watch:
+    """Changes of a watched directory, one after the other."""
+
+    def __init__(self, connection: AgentConnection) -> None:
+        self._connection = connection
+        self._changes: deque[FileChange] = deque()
+
+    async def next(self) -> tuple[str, str, str | None]:
+        while not self._changes:
+            frame = await self._connection.next_frame()
+            assert frame.kind is FrameKind.EVENT, frame
+            self._changes.extend(files.decode_file_changes(frame.payload).changes)
+        change = self._changes.popleft()
+        return change.type.value, change.path, change.old_path
+
+
+@asynccontextmanager
+async def watching(calls: FileCalls, path: bytes, **options: Any) -> AsyncIterator[Watch]:
+    async with calls.link.operation(files.WatchFiles(path=path, **options)) as connection:
+        frame = await connection.next_frame()
+        assert files.decode_file_changes(frame.payload).changes == []
+        yield Watch(connection)
+
+
+async def test_changes_are_told_as_they_happen(calls: FileCalls, box: Box) -> None:
+    await box.text("mkdir -p /tmp/w/sub")
+    async with watching(calls, b"/tmp/w") as watch:
+        await box.text("echo x >/tmp/w/sub/file")
+        assert await watch.next() == ("create", "/tmp/w/sub/file", None)
+        await box.text("for i in 1 2 3 4 5; do echo $i >>/tmp/w/sub/file; done; rm /tmp/w/sub/file")
+        assert await watch.next() == ("modify", "/tmp/w/sub/file", None)
+        assert await watch.next() == ("delete", "/tmp/w/sub/file", None)
+        await box.text("touch /tmp/w/a; mv /tmp/w/a /tmp/w/sub/b")
+        assert await watch.next() == ("create", "/tmp/w/a", None)
+        assert await watch.next() == ("move", "/tmp/w/sub/b", "/tmp/w/a")
+        await calls.write(b"/tmp/w/sub/b", b"new")
+        assert await watch.next() == ("modify", "/tmp/w/sub/b", None)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.agent.file_trees import delete_tree
 from atoll.archives.packing import Packer
 from atoll.archives.tar import BLOCK, END, MAX_EXTENDED, Entry, EntryType, TarReader, encode_entry, padding
 from atoll.archives.unpacking import IN_SANDBOX, ON_HOST, Policy, Unpacker, stays_inside
@@ -160,6 +161,9 @@ def test_a_tree_too_deep_for_any_path_is_packed(tmp_path: Path) -> None:
     packer = Packer(os.fsencode(tmp_path / "source"))
     assert sum(map(len, packer.pieces())) > 10**6
     assert packer.count == 1000
+    directory = os.open(tmp_path, os.O_RDONLY)
+    delete_tree(directory, b"source", b"source")  # pytest could not
+    os.close(directory)
 
 
 def test_a_size_beyond_octal_digits_is_told_and_read() -> None:
@@ -167,7 +171,8 @@ def test_a_size_beyond_octal_digits_is_told_and_read() -> None:
     (entry,) = TarReader().feed(header)
     assert isinstance(entry, Entry) and entry.size == 2**40
     with tarfile.open(fileobj=io.BytesIO(header)) as tar:
-        assert [member.size for member in tar] == [2**40]
+        member = tar.next()
+    assert member and member.size == 2**40
 
 
 def test_a_file_that_shrinks_while_it_is_packed_is_filled_up(tmp_path: Path, target: Path) -> None:

@@ -27,7 +27,8 @@ from atoll.agent.file_writing import (
     temporary_name,
     write_all,
 )
-from atoll.archives.descent import OPEN_DIRECTORY, Descent, identity, names_in
+from atoll.agent.watch import watch_files
+from atoll.archives.descent import OPEN_DIRECTORY, Descent, go_on, identity, names_in
 from atoll.archives.packing import Packer
 from atoll.archives.unpacking import IN_SANDBOX, Unpacker
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -214,26 +215,8 @@ def _entries(call: ListFiles, path: bytes) -> Iterator[FileInfo]:
                     if call.recursive and info.type is FileType.DIRECTORY:
                         directories.append(name)
             unfinished.append(directories[::-1])
-            if not _go_on(descent, unfinished):
+            if not go_on(descent, unfinished):
                 return
-
-
-def _go_on(descent: Descent, unfinished: list[list[bytes]]) -> bool:
-    """To the next directory. False if there is none."""
-    while True:
-        while unfinished[-1]:
-            try:
-                descent.enter(unfinished[-1].pop())
-                return True
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # it is gone
-            except OSError as cause:
-                if cause.errno != errno.ELOOP:  # it is a link by now
-                    raise
-        unfinished.pop()
-        if not descent.names:
-            return False
-        descent.leave()
 
 
 def _entry(path: bytes, name: bytes, directory: int) -> FileInfo | None:
@@ -401,10 +384,6 @@ def unpack_files(call: UnpackFiles, path: bytes, port: HostPort) -> FileDone:
         os.close(directory)
 
 
-def _not_yet(call: object, path: bytes, port: HostPort) -> FileDone:
-    raise error(ErrorCode.NOT_AVAILABLE_YET, "not yet")
-
-
 _PAIRS: dict[type, Callable[[Any, bytes, bytes], FileInfo]] = {MoveFile: move_file, CopyFile: copy_file}
 _OPERATIONS: dict[type, Callable[[Any, bytes, HostPort], FileInfo | FileDone]] = {
     ReadFile: read_file,
@@ -417,5 +396,5 @@ _OPERATIONS: dict[type, Callable[[Any, bytes, HostPort], FileInfo | FileDone]] =
     ChangeMode: change_mode,
     PackFiles: pack_files,
     UnpackFiles: unpack_files,
-    WatchFiles: _not_yet,
+    WatchFiles: watch_files,
 }

@@ -54,6 +54,25 @@ class Descent:
         return b"/".join((*self.names, name))
 
 
+def go_on(descent: Descent, unfinished: list[list[bytes]], depth: int = 0) -> bool:
+    """To the next directory of those that are unfinished, one list for each level below `depth`, the next one last.
+
+    False if there is none. What is gone, or no directory any more, is passed over.
+    """
+    while True:
+        while unfinished[-1]:
+            try:
+                descent.enter(unfinished[-1].pop())
+                return True
+            except OSError as cause:
+                if cause.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise
+        unfinished.pop()
+        if len(descent.names) == depth:
+            return False
+        descent.leave()
+
+
 def identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
 

@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from atoll.archives.descent import OPEN_DIRECTORY, Descent, names_in
+from atoll.archives.descent import OPEN_DIRECTORY, Descent, go_on, names_in
 from atoll.archives.tar import END, Entry, EntryType, encode_entry, padding
 
 if TYPE_CHECKING:
@@ -51,15 +51,11 @@ class Packer:
                     for name in names_in(descent.fd):
                         yield from self._pack_entry(name, descent, directories)
                     unfinished.append(directories[::-1])
-                    while not unfinished[-1]:
-                        unfinished.pop()
-                        if not unfinished:
-                            return
-                        descent.leave()
-                    name = unfinished[-1].pop()
-                    descent.enter(name)
+                    name = b""
+                    if not go_on(descent, unfinished):
+                        return
             except OSError as cause:
-                path = b"/".join((self._path, descent.path_of(name)))
+                path = b"/".join(filter(None, (self._path, *descent.names, name)))
                 raise OSError(cause.errno, cause.strerror, path) from cause
 
     def _pack_entry(self, name: bytes, descent: Descent, directories: list[bytes]) -> Iterator[bytes]:

@@ -177,6 +177,8 @@ class UnpackFiles(FileCall, frozen=True, kw_only=True, tag="unpack_files"):
 class WatchFiles(FileCall, frozen=True, kw_only=True, tag="watch_files"):
     """EVENT FileChanges, the first of them empty as soon as watching has begun, until cancelled.
 
+    If the directory itself is deleted or moved, that is the last change, and DONE FileDone with their number follows.
+
     `include` and `exclude` are shell patterns, matched against the path from the watched directory and the name.
     """
 
