@@ -23,6 +23,14 @@ PRINTED = (
     ["stdout 1 for you", "complete 0", "running {'team': 'red'}", "['created']"],
     ["['0', '1', '2']"],
     ["FILE_NOT_FOUND Make it first."],
+    [
+        "x,y\n1,2",
+        "application/x-executable",
+        "hello",
+        "b'100000\\n'",
+        "/workspace/data/b.csv",
+        "['a.csv', 'b.csv']",
+    ],
 )
 
 
