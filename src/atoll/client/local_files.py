@@ -64,11 +64,11 @@ class LocalTarget:
         self._partial = os.path.join(os.path.dirname(path), f".atoll-{secrets.token_hex(8)}".encode())
         with told(path):
             descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o777)
-        self._file = os.fdopen(descriptor, "wb", buffering=CHUNK)
+        self._file = os.fdopen(descriptor, "wb")
 
-    def write(self, data: bytes) -> None:
+    def write(self, pieces: list[bytes]) -> None:
         with told(self.path):
-            self._file.write(data)
+            self._file.writelines(pieces)
 
     def commit(self) -> None:
         with told(self.path):
@@ -111,9 +111,10 @@ class LocalTreeTarget:
             self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._unpacker = Unpacker(self._directory, ON_HOST)
 
-    def write(self, data: bytes) -> None:
+    def write(self, pieces: list[bytes]) -> None:
         with self._lock, told(self._path):
-            self._unpacker.feed(data)
+            for piece in pieces:
+                self._unpacker.feed(piece)
 
     def commit(self) -> None:
         self._unpacker.close()

@@ -125,12 +125,12 @@ async def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progr
             gathered.append(frame.payload)
             size += len(frame.payload)
             if size >= GATHERED_BYTES:
-                await run_blocking(target.write, b"".join(gathered))
+                await run_blocking(target.write, gathered)
                 await progress.add(size)
                 gathered, size = [], 0
         if frame.kind is not FrameKind.DONE:
             raise misbehaved(f"a {frame.kind.name} frame came")
-        await run_blocking(target.write, b"".join(gathered))
+        await run_blocking(target.write, gathered)
         await progress.add(size)
         await run_blocking(target.commit)
     finally:

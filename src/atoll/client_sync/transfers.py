@@ -122,12 +122,12 @@ def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: P
             gathered.append(frame.payload)
             size += len(frame.payload)
             if size >= GATHERED_BYTES:
-                run_blocking(target.write, b"".join(gathered))
+                run_blocking(target.write, gathered)
                 progress.add(size)
                 gathered, size = [], 0
         if frame.kind is not FrameKind.DONE:
             raise misbehaved(f"a {frame.kind.name} frame came")
-        run_blocking(target.write, b"".join(gathered))
+        run_blocking(target.write, gathered)
         progress.add(size)
         run_blocking(target.commit)
     finally:

@@ -58,6 +58,7 @@ ANSWER_GRACE = 30.0  # on top of a command's own timeout
 INPUT_CHUNK = 64 * 1024
 MAX_OUTPUT_KEPT = 64 * 2**20
 CONNECT_PAUSE = 0.005
+SENT_AHEAD = 2**20  # the kernel gives twice its default at most: large files go twice as far without a wait
 
 T = TypeVar("T")
 
@@ -165,6 +166,7 @@ class AgentLink:
         peer = socket.socket(socket.AF_UNIX)
         try:
             peer.setblocking(False)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD)
             while True:
                 try:
                     peer.connect(self._path)
