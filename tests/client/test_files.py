@@ -9,7 +9,7 @@ import io
 import os
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,18 @@ async def test_any_iterable_of_bytes_is_written(half: Half, stub: ContractServer
     assert agent.content == LARGE
     await half.run(sandbox_of(half, stub).write_file, "a", [])
     assert agent.content == b""
+
+
+async def test_what_is_iterated_asynchronously_is_written_too(stub: ContractServer, agent: FileAgent) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            yield LARGE
+
+    async_half = AsyncHalf()
+    await sandbox_of(async_half, stub).write_file("a", pieces())
+    assert agent.content == 3 * LARGE
+    async_half.server.shared_server.cache_clear()
 
 
 @pytest.mark.parametrize("content", ["aGVs\nbG8=", b"aGVsbG8=", io.BytesIO(b"aGVsbG8="), ["aG", "VsbG", "8="]])

@@ -309,6 +309,15 @@ async def test_an_open_file_is_one_to_other_libraries(server: RunningServer, san
     assert await half.run(names) == [str(number) for number in range(200)]
 
 
+async def test_a_file_goes_from_one_sandbox_to_another(half: Half, sandbox: Any, server: RunningServer) -> None:
+    other = half.get_sandbox("other", url=server.unix_url)
+    await half.run(sandbox.write_file, "file", LARGE)
+    await half.run(other.write_file, "stream", sandbox.read_file_stream("file"))
+    await half.run(other.write_file, "opened", sandbox.open_file("file"))
+    for name in ("stream", "opened"):
+        assert (await half.run(other.read_file, name, encoding="bytes")).content == LARGE
+
+
 async def test_a_full_disk_is_told_and_leaves_nothing(half: Half, server: RunningServer) -> None:
     sandbox = half.get_sandbox("small-disk", url=server.unix_url, limits={"disk": "64MiB"})
     with pytest.raises(OSError, match="space") as caught:

@@ -69,7 +69,7 @@ class AsyncFiles:
     ) -> FileInfo:
         """Write a file, of any size; nobody ever sees half of it. Directories on the way are made.
 
-        `content` is text, bytes, a file opened for reading, or an iterable of bytes; with `encoding="base64"` it is
+        `content` is text, bytes, a file opened for reading, or any iterable of bytes; with `encoding="base64"` it is
         decoded first. What was there keeps its mode and owner, unless `mode` is given. With `sync` it is on disk when
         this returns.
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
@@ -57,6 +57,18 @@ async def settle(outcome: object) -> None:
     """Wait for what a callback returned, if there is something to wait for."""
     if inspect.isawaitable(outcome):
         await outcome
+
+
+def iterate(content: object) -> Any:
+    """An iterator over what somebody gave us, of whichever kind; None for a file, which is read, and all else."""
+    if isinstance(content, AsyncIterable):
+        return aiter(content)
+    return iter(content) if isinstance(content, Iterable) and not hasattr(content, "read") else None
+
+
+async def next_piece(iterator: Any) -> object:
+    """None at its end."""
+    return await anext(iterator, None) if isinstance(iterator, AsyncIterator) else next(iterator, None)
 
 
 async def run_blocking(function: Callable[..., T], *arguments: Any) -> T:

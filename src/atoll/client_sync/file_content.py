@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import IO, Any
 
 from atoll.client_sync.server import Bytes, CallInput
-from atoll.client_sync.waiting import run_blocking
+from atoll.client_sync.waiting import iterate, next_piece, run_blocking
 from atoll.protocol.content_types import Base64Decoder, check_encoding
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 CHUNK = 1024 * 1024
 
-Content = str | Bytes | IO[bytes] | IO[str] | Iterable[bytes]
+Content = str | Bytes | IO[bytes] | IO[str] | Iterable[bytes] | Iterable[bytes]
 
 
 def open_content(content: Content, encoding: str) -> ContentSource | bytes:
@@ -21,17 +21,16 @@ def open_content(content: Content, encoding: str) -> ContentSource | bytes:
     decoder = Base64Decoder() if check_encoding(encoding, ("utf-8", "base64")) == "base64" else None
     if isinstance(content, str | Bytes):
         return to_bytes(content, decoder, is_last=True)
-    if hasattr(content, "read"):
-        return ContentSource(content, None, decoder)
-    if isinstance(content, Iterable) and not isinstance(content, dict):
-        return ContentSource(None, iter(content), decoder)
-    raise no_content(content)
+    pieces = None if isinstance(content, dict) else iterate(content)
+    if pieces is None and not hasattr(content, "read"):
+        raise no_content(content)
+    return ContentSource(content, pieces, decoder)
 
 
 class ContentSource:
     """A file object, which is read where it keeps nobody waiting, or an iterator."""
 
-    def __init__(self, file: Any, pieces: Iterator[Any] | None, decoder: Base64Decoder | None) -> None:
+    def __init__(self, file: Any, pieces: Any, decoder: Base64Decoder | None) -> None:
         self._file = file
         self._pieces = pieces
         self._decoder = decoder
@@ -44,7 +43,7 @@ class ContentSource:
 
     def _next(self) -> object:
         if self._pieces is not None:
-            return next(self._pieces, None)
+            return next_piece(self._pieces)
         piece = run_blocking(self._file.read, CHUNK)
         return piece if piece or not isinstance(piece, str | bytes) else None
 
