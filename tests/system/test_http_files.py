@@ -253,25 +253,27 @@ async def test_changes_come_as_events(server: RunningServer) -> None:
     assert (await ask(server, "GET", "/watch", path="no")).status == 404
 
 
-async def test_4_gib_stream_through_the_server_in_constant_memory(server: RunningServer) -> None:
-    size = 4 * 2**30
+async def test_more_than_4_gib_can_be_asked_for_and_stream_in_constant_memory(server: RunningServer) -> None:
+    size, part = 4 * 2**30 + 2**28, 2**29
     await server.ask("POST", "/v1/sandboxes/web/exec", {"command": f"truncate -s {size} sparse"})
     before = server.memory()
 
     def read() -> tuple[int, int]:
         connection = http.client.HTTPConnection("localhost")
         connection.sock = connect_unix(server.socket)
-        connection.request("GET", f"{BASE}/content?path=sparse")
+        connection.request("GET", f"{BASE}/content?path=sparse", headers={"range": f"bytes=-{part}"})
         answer = connection.getresponse()
-        assert answer.getheader("content-length") == str(size)
+        assert answer.getheader("content-length") == str(part)
+        assert answer.getheader("content-range") == f"bytes {size - part}-{size - 1}/{size}"
         count = most = 0
         while chunk := answer.read(2**20):
             count += len(chunk)
-            if count % 2**28 == 0:
+            if count % 2**25 == 0:
                 most = max(most, server.memory())
         connection.close()
         return count, most
 
     count, most = await asyncio.to_thread(read)
-    assert count == size
+    assert count == part
+    assert (await ask(server, "HEAD", "/content", path="sparse")).headers["content-length"] == str(size)
     assert most - before < 64 * 2**20
