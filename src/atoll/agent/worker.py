@@ -90,6 +90,10 @@ class WorkerProcess:
         port.close()
         return True
 
+    def close(self) -> None:
+        """For rehearsals; a worker proper ends as a process."""
+        self._control.close()
+
     def _answer(self, order: Order, port: HostPort) -> None:
         try:
             result = self._perform(decode_call(order.call), order.directory, port)
