@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
-
-import msgspec
 
 from atoll.protocol import files
 from atoll.protocol.files import FileDone, FileInfo
@@ -59,15 +56,15 @@ class FileCalls:
     async def stat(self, path: bytes, **options: Any) -> FileInfo:
         return await self.info(files.StatFile(path=path, **options))
 
-    async def digest(self, path: bytes) -> tuple[int, str]:
-        """Size and SHA-256 of a file, of which no more is kept than a frame."""
-        size, digest = 0, hashlib.sha256()
+    async def weigh(self, path: bytes) -> tuple[int, bytes]:
+        """How many bytes a file has, and those that are not zero. No more is kept than a frame."""
+        size, rest = 0, b""
         async with self.link.operation(files.ReadFile(path=path)) as connection:
             async for frame in connection.frames():
                 if frame.kind is FrameKind.DATA:
                     size += len(frame.payload)
-                    digest.update(frame.payload)
-        return size, digest.hexdigest()
+                    rest += frame.payload.strip(b"\0")
+        return size, rest
 
 
 @asynccontextmanager
@@ -83,7 +80,3 @@ async def feeding(connection: AgentConnection, chunks: Iterable[bytes]) -> Async
         yield
     finally:
         feeder.cancel()
-
-
-def replaced(call: Any, **changes: Any) -> Any:
-    return msgspec.structs.replace(call, **changes)

@@ -61,8 +61,8 @@ _OTHER = _Refusal(ErrorCode.FILESYSTEM_ERROR, "{} cannot be used: {why}", "See w
 
 def file_error(cause: OSError, path: bytes) -> AtollError:
     """What to tell about `path`. An error that knows an absolute path of its own is told about that one."""
-    if isinstance(cause, AtollError):  # some of ours are an OSError too
-        return cause
+    if isinstance(cause, AtollError):
+        return cause  # it has been told already
     if isinstance(cause.filename, bytes) and cause.filename.startswith(b"/"):
         path = cause.filename
     refusal = _REFUSALS.get(cause.errno or 0, _OTHER)

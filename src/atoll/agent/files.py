@@ -67,6 +67,7 @@ LISTED_AT_ONCE = 500
 LISTED_BYTES_AT_ONCE = 128 * 1024
 
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_DOT, _SLASH = b"./"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST, _LATEST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _TYPES = {
@@ -204,25 +205,28 @@ def _send_page(page: list[FileInfo], path: bytes, port: HostPort) -> None:
 def _entries(call: ListFiles, path: bytes) -> Iterator[FileInfo]:
     with Descent(os.open(path, OPEN_DIRECTORY & ~os.O_NOFOLLOW)) as descent:
         unfinished: list[list[bytes]] = []
-        while True:
-            prefix = path.rstrip(b"/") + b"".join(b"/" + name for name in descent.names) + b"/"
-            directories = []
-            for name in names_in(descent.fd):
-                if not (call.include_hidden or name[0] != ord(".")):
-                    continue
-                if info := _entry(prefix + name, name, descent.fd):
-                    yield info
-                    if call.recursive and info.type is FileType.DIRECTORY:
-                        directories.append(name)
-            unfinished.append(directories[::-1])
-            if not go_on(descent, unfinished):
-                return
+        try:
+            while True:
+                os.fchdir(descent.fd)  # a name in the current directory is what the kernel finds soonest
+                prefix = b"/".join((path.rstrip(b"/"), *descent.names, b""))
+                directories = []
+                for name in names_in(descent.fd):
+                    if (call.include_hidden or name[0] != _DOT) and (info := _entry(prefix + name, name)):
+                        yield info
+                        if call.recursive and info.type is FileType.DIRECTORY:
+                            directories.append(name)
+                unfinished.append(directories[::-1])
+                if not go_on(descent, unfinished):
+                    return
+        finally:
+            os.chdir(b"/")
 
 
-def _entry(path: bytes, name: bytes, directory: int) -> FileInfo | None:
+def _entry(path: bytes, name: bytes) -> FileInfo | None:
+    """Of something in the current directory."""
     try:
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        target = os.readlink(name, dir_fd=directory) if stat.S_ISLNK(status.st_mode) else None
+        status = os.lstat(name)
+        target = os.readlink(name) if stat.S_ISLNK(status.st_mode) else None
     except OSError as cause:
         if cause.errno in (errno.ENOENT, errno.EINVAL):  # it is gone, or no link any more
             return None
@@ -333,31 +337,6 @@ def change_mode(call: ChangeMode, path: bytes, port: HostPort) -> FileInfo:
     return look(path)
 
 
-def look(path: bytes, *, follow: bool = True) -> FileInfo:
-    status = os.stat(path, follow_symlinks=follow)
-    return describe(path, status, os.readlink(path) if stat.S_ISLNK(status.st_mode) else None)
-
-
-def describe(path: bytes, status: os.stat_result, target: bytes | None = None) -> FileInfo:
-    return FileInfo(
-        raw_path=path.rstrip(b"/") or b"/",
-        type=_TYPES[stat.S_IFMT(status.st_mode)],
-        size=status.st_size,
-        mode=stat.S_IMODE(status.st_mode),
-        modified_at=_to_datetime(status.st_mtime_ns),
-        uid=status.st_uid,
-        gid=status.st_gid,
-        raw_target=target,
-    )
-
-
-def _to_datetime(nanoseconds: int) -> datetime:
-    try:
-        return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
-    except OverflowError:  # a file's time may be one that no calendar has
-        return _LATEST if nanoseconds > 0 else _EARLIEST
-
-
 def pack_files(call: PackFiles, path: bytes, port: HostPort) -> FileDone:
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
@@ -382,6 +361,32 @@ def unpack_files(call: UnpackFiles, path: bytes, port: HostPort) -> FileDone:
             return FileDone(count=unpacker.count)
     finally:
         os.close(directory)
+
+
+def look(path: bytes, *, follow: bool = True) -> FileInfo:
+    status = os.stat(path, follow_symlinks=follow)
+    return describe(path, status, os.readlink(path) if stat.S_ISLNK(status.st_mode) else None)
+
+
+def describe(path: bytes, status: os.stat_result, target: bytes | None = None) -> FileInfo:
+    mode = status.st_mode
+    return FileInfo(
+        raw_path=(path.rstrip(b"/") or b"/") if path[-1] == _SLASH else path,
+        type=_TYPES[stat.S_IFMT(mode)],
+        size=status.st_size,
+        mode=stat.S_IMODE(mode),
+        modified_at=_to_datetime(status.st_mtime_ns),
+        uid=status.st_uid,
+        gid=status.st_gid,
+        raw_target=target,
+    )
+
+
+def _to_datetime(nanoseconds: int) -> datetime:
+    try:
+        return _EPOCH + timedelta(0, nanoseconds // 10**9, nanoseconds % 10**9 // 1000)
+    except OverflowError:  # a file's time may be one that no calendar has
+        return _LATEST if nanoseconds > 0 else _EARLIEST
 
 
 _PAIRS: dict[type, Callable[[Any, bytes, bytes], FileInfo]] = {MoveFile: move_file, CopyFile: copy_file}

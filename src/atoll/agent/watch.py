@@ -140,9 +140,22 @@ class Changes:
 
     def take(self, root: bytes) -> list[FileChange]:
         """All that is to be told, with absolute paths."""
-        told = [change for change in map(self._as_wanted, self._changes) if change]
+        told = [change for change in map(self._as_wanted, self._without_what_left()) if change]
         self._changes, self._moves, self._last, self._is_overflown = [], {}, {}, False
         return [_below(root, change) for change in told]
+
+    def _without_what_left(self) -> Iterator[FileChange]:
+        """A directory that was moved out is watched until we know; what happens in it then happens elsewhere."""
+        left = {position: path + b"/" for position, path, is_directory in self._moves.values() if is_directory}
+        gone: set[bytes] = set()
+        for position, change in enumerate(self._changes):
+            if position in left:
+                gone.add(left[position])
+            elif change.is_directory and change.type is ChangeType.CREATE:
+                gone.discard(change.raw_path + b"/")
+            elif gone and change.raw_path.startswith(tuple(gone)):
+                continue
+            yield change
 
     def _as_wanted(self, change: FileChange) -> FileChange | None:
         """Of a move, perhaps only one end is wanted."""
@@ -185,11 +198,17 @@ class DirectoryWatch:
         self._changes = Changes(self._filter)
         self._paths: dict[int, bytes] = {}  # of each watch
         self._found: set[bytes] = set()  # by looking through new directories, while their events may yet come
-        self._directory = os.open(path, OPEN_DIRECTORY & ~os.O_NOFOLLOW)
         self._inotify = Inotify()
         self._poll = select.poll()
         self._poll.register(self._inotify.fd, select.POLLIN)
-        self._look_through(b"", tell=False)
+
+    def begin(self) -> None:
+        with Descent(os.open(self._root, OPEN_DIRECTORY & ~os.O_NOFOLLOW)) as descent:
+            self._watch_tree(descent, tell=False)
+        os.chdir(b"/")
+
+    def close(self) -> None:
+        self._inotify.close()
 
     def take(self) -> list[FileChange]:
         """What happened, once something has."""
@@ -250,7 +269,7 @@ class DirectoryWatch:
         if not _NUMBERED.fullmatch(path.rpartition(b"/")[2]):
             return False
         try:
-            os.stat(path, dir_fd=self._directory, follow_symlinks=False)
+            os.lstat(b"%b/%b" % (self._root, path))
         except OSError:
             return True
         return False
@@ -273,7 +292,8 @@ class DirectoryWatch:
         if path and not self._is_recursive:
             return
         try:
-            with Descent(os.open(b".", OPEN_DIRECTORY, dir_fd=self._directory)) as descent:
+            # Opened each time: the kernel tells of a directory's end only when nobody has it open.
+            with Descent(os.open(self._root, OPEN_DIRECTORY & ~os.O_NOFOLLOW)) as descent:
                 for step in filter(None, path.split(b"/")):
                     descent.enter(step)
                 self._watch_tree(descent, tell=tell)
@@ -327,19 +347,20 @@ class DirectoryWatch:
 
 def watch_files(call: WatchFiles, path: bytes, port: HostPort) -> FileDone:
     """Until the host leaves, or the directory does."""
+    watch = DirectoryWatch(call, path)
     try:
-        watch = DirectoryWatch(call, path)
-    except OSError as cause:
-        if cause.errno == errno.ENOTDIR:
-            raise is_not_a_directory(path, "Watch the directory it is in, and include its name.") from cause
-        raise
-    _send(port, [])
-    count = 0
-    while not watch.is_over:
-        for changes in _pages(watch.take()):
-            _send(port, changes)
-            count += len(changes)
-    return FileDone(count=count)
+        watch.begin()
+        _send(port, [])
+        count = 0
+        while not watch.is_over:
+            for changes in _pages(watch.take()):
+                _send(port, changes)
+                count += len(changes)
+        return FileDone(count=count)
+    except NotADirectoryError as cause:
+        raise is_not_a_directory(path, "Watch the directory it is in, and include its name.") from cause
+    finally:
+        watch.close()
 
 
 def _send(port: HostPort, changes: list[FileChange]) -> None:

@@ -12,7 +12,7 @@ import signal
 import socket
 from contextlib import suppress
 from enum import IntEnum
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import msgspec
 
@@ -22,16 +22,19 @@ from atoll.protocol.messages import decode_call, encode_message
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from atoll.protocol.messages import Call, Result
 
     Perform = Callable[["Call", bytes, "HostPort"], Result]
 
-RECEIVED_AT_ONCE = 128 * 1024  # fits into a packet, should it have to be given back
-MAX_PACKET = RECEIVED_AT_ONCE + 64 * 1024
+RECEIVED_AT_ONCE = 128 * 1024
 UNSENT_BYTES = 64 * 1024
-FINISHED = b"."
+MAX_INLINE = 64 * 1024  # of a packet; what is longer travels in a file without a name
+MAX_DESCRIPTORS = 2
+
+
+_INLINE, _IN_FILE = b".", b"F"
 
 
 class Progress(IntEnum):
@@ -76,16 +79,20 @@ class WorkerProcess:
         os._exit(0)
 
     def serve_one(self) -> bool:
-        packet, fds, _, _ = socket.recv_fds(self._control, MAX_PACKET, 2)
-        if not packet:
+        packet = receive_packet(self._control)
+        if packet is None:
             return False
         self._progress[0] = Progress.BETWEEN_FRAMES
-        order = _decode_order(_read_all(fds[1]) if len(fds) > 1 else packet)
-        port = HostPort(fds[0], order.unread, self._buffer, self._progress)
+        order = _decode_order(packet.payload)
+        port = HostPort(packet.fds[0], order.unread, self._buffer, self._progress)
         self._answer(order, port)
-        self._control.send(FINISHED + port.unread())
+        send_packet(self._control, port.unread())
         port.close()
         return True
+
+    def close(self) -> None:
+        """For rehearsals; a worker proper ends as a process."""
+        self._control.close()
 
     def _answer(self, order: Order, port: HostPort) -> None:
         try:
@@ -215,11 +222,35 @@ class HostPort:
         poll.poll()
 
 
-def _read_all(fd: int) -> bytes:
+class Packet(NamedTuple):
+    payload: bytes
+    fds: list[int]
+
+
+def send_packet(control: socket.socket, payload: bytes, fds: Sequence[int] = ()) -> None:
+    if len(payload) <= MAX_INLINE:
+        socket.send_fds(control, [_INLINE + payload], fds)
+        return
+    file = os.memfd_create("packet", os.MFD_CLOEXEC)
     try:
-        return os.pread(fd, os.fstat(fd).st_size, 0)
+        os.write(file, payload)
+        socket.send_fds(control, [_IN_FILE], [*fds, file])
     finally:
-        os.close(fd)
+        os.close(file)
+
+
+def receive_packet(control: socket.socket) -> Packet | None:
+    """None if the other side has hung up."""
+    packet, fds, _, _ = socket.recv_fds(control, len(_INLINE) + MAX_INLINE, MAX_DESCRIPTORS)
+    if not packet:
+        return None
+    if packet != _IN_FILE:
+        return Packet(packet[len(_INLINE) :], fds)
+    *fds, file = fds
+    try:
+        return Packet(os.pread(file, os.fstat(file).st_size, 0), fds)
+    finally:
+        os.close(file)
 
 
 def _cancel(number: int, frame: object) -> None:

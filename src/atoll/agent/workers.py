@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 
 from atoll.agent.files import perform
 from atoll.agent.spawn import no_room
-from atoll.agent.worker import MAX_PACKET, Order, Progress, WorkerProcess, encode_order
+from atoll.agent.worker import Order, Progress, WorkerProcess, encode_order, receive_packet, send_packet
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import WatchFiles
 from atoll.protocol.messages import FileOperationCall, encode_message
@@ -43,7 +43,6 @@ IDLE_WORKERS = 4
 IDLE_SECONDS = 5.0
 KILL_GRACE_SECONDS = 0.5
 PROCESS_NAME = b"atoll-files"
-MAX_INLINE = 64 * 1024  # of an order; what is longer travels in a file without a name
 
 _CONTROL = 3  # where a worker has its end
 _PR_SET_NAME = 15
@@ -158,10 +157,7 @@ class Worker:
         loan = operation.loan
         order = encode_order(Order(operation.call, operation.directory, loan.unread))
         with suppress(OSError):  # it has just ended, of which we shall hear
-            if len(order) <= MAX_INLINE:
-                socket.send_fds(self._control, [order], [loan.fd])
-            else:
-                self._send_by_file(order, loan.fd)
+            send_packet(self._control, order, [loan.fd])
 
     def end(self) -> None:
         """Nobody is left who wants what it does."""
@@ -179,14 +175,6 @@ class Worker:
         # Unless somebody has stopped it.
         self._kill_timer = self._loop.call_later(KILL_GRACE_SECONDS, self._signal, signal.SIGKILL)
 
-    def _send_by_file(self, order: bytes, connection: int) -> None:
-        file = os.memfd_create("order", os.MFD_CLOEXEC)
-        try:
-            os.write(file, order)
-            socket.send_fds(self._control, [b"\0"], [connection, file])
-        finally:
-            os.close(file)
-
     def _on_packet(self) -> None:
         if self._take_packet():
             self._pool.freed(self)
@@ -194,18 +182,18 @@ class Worker:
     def _take_packet(self) -> bool:
         """Whether it has said that it is done."""
         try:
-            packet = self._control.recv(MAX_PACKET)
+            packet = receive_packet(self._control)
         except BlockingIOError:
             return False
         except OSError:
-            packet = b""
-        if not packet:  # it ends, of which we hear by other means
+            packet = None
+        if packet is None:  # it ends, of which we hear by other means
             self._loop.remove_reader(self._control)
         if not (packet and self._operation):
             return False
         operation, self._operation = self._operation, None
         self.is_endless = False
-        operation.owner.take_back(packet[1:])
+        operation.owner.take_back(packet.payload)
         return True
 
     def _on_exit(self, exit_code: int) -> None:
