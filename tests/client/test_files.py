@@ -7,6 +7,7 @@ import contextlib
 import gc
 import io
 import os
+import socket
 import tarfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -43,7 +44,7 @@ from atoll.protocol.files import (
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import encode_message
 from tests.client.halves import AsyncHalf, Half
-from tests.client.peers import ContractServer, Conversation
+from tests.client.peers import ContractServer, Conversation, RawServer, reset
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 LARGE = bytes(range(256)) * 16_000  # 4 MB
@@ -680,6 +681,72 @@ async def test_a_file_is_downloaded_as_a_whole_or_not_at_all(half: Half, stub: C
         await half.run(sandbox.download, "/workspace/a.txt", tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == LARGE
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b", "server.sock"]
+
+
+async def test_a_pipe_or_a_device_takes_a_download_and_stays(half: Half, stub: ContractServer, tmp_path: Path) -> None:
+    stub.on_call = FileAgent(LARGE)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    reading = asyncio.create_task(asyncio.to_thread((tmp_path / "fifo").read_bytes))
+    await half.run(sandbox_of(half, stub).download, "a", tmp_path / "link")
+    assert await reading == LARGE
+    assert (tmp_path / "fifo").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+
+
+async def test_a_download_that_is_cancelled_leaves_nothing(stub: ContractServer, tmp_path: Path) -> None:
+    has_begun = threading.Event()
+
+    def slow(conversation: Conversation) -> None:
+        if isinstance(conversation.call, StatFile):
+            conversation.answer(info(size=len(LARGE)))
+            return
+        conversation.send(FrameKind.EVENT, encode_message(info(size=len(LARGE))))
+        conversation.send(FrameKind.DATA, LARGE[:1_000_000])
+        has_begun.set()
+        with contextlib.suppress(OSError):
+            conversation.wait_for_hang_up()
+
+    stub.on_call = slow
+    async_half, target = AsyncHalf(), tmp_path / "target"
+    target.mkdir()
+    downloading = asyncio.create_task(sandbox_of(async_half, stub).download("a", target / "b"))
+    await asyncio.to_thread(has_begun.wait, 60)
+    while not list(target.iterdir()):
+        await asyncio.sleep(0)
+    downloading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await downloading
+    assert list(target.iterdir()) == []
+    async_half.server.shared_server.cache_clear()
+
+
+async def test_what_was_being_opened_when_an_upload_is_cancelled_is_closed(
+    stub: ContractServer, agent: FileAgent, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    async_half = AsyncHalf()
+    uploading = asyncio.create_task(sandbox_of(async_half, stub).upload(tmp_path / "fifo", "a"))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    uploading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await uploading
+    with contextlib.suppress(BrokenPipeError):
+        await asyncio.to_thread((tmp_path / "fifo").write_bytes, b"too late")
+    assert agent.calls == []
+
+
+async def test_a_server_that_is_lost_in_the_middle_of_a_write_is_told(half: Half, tmp_path: Path) -> None:
+    def behave(peer: socket.socket) -> None:
+        peer.recv(1000)
+        reset(peer)
+
+    with RawServer(behave, tmp_path / "raw.sock") as raw:
+        sandbox = half.get_sandbox("user-123", url=raw.url)
+        with pytest.raises(AtollError) as caught:
+            await half.run(sandbox.write_file, "a", (LARGE for _ in range(1000)))
+        assert caught.value.code is ErrorCode.SERVER_LOST
 
 
 async def test_where_a_download_cannot_go_is_told(half: Half, stub: ContractServer, tmp_path: Path) -> None:

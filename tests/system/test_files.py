@@ -310,6 +310,17 @@ async def test_an_open_file_is_one_to_other_libraries(server: RunningServer, san
     assert await half.run(names) == [str(number) for number in range(200)]
 
 
+async def test_over_tcp_it_is_the_same(server: RunningServer, tmp_path: Path) -> None:
+    sandbox = server.sandbox("remote", tcp=True)
+    (tmp_path / "file").write_bytes(LARGE)
+    await sandbox.upload(tmp_path / "file", "file")
+    await sandbox.download("file", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == LARGE
+    with pytest.raises(IsADirectoryError):
+        await sandbox.write_file("/tmp", [LARGE] * 100)
+    await sandbox.aclose()
+
+
 async def test_a_file_goes_from_one_sandbox_to_another(half: Half, sandbox: Any, server: RunningServer) -> None:
     other = half.get_sandbox("other", url=server.unix_url)
     await half.run(sandbox.write_file, "file", LARGE)

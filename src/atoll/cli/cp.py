@@ -96,10 +96,10 @@ def copy_in(sandbox: Sandbox, source: str, target: str, on_progress: OnProgress)
         with open(STDIN, "rb", closefd=False) as stdin:
             sandbox.write_file(target, counted(stdin, on_progress))
         return
-    if not target.endswith("/") and is_remote_directory(sandbox, target):
-        target += "/"
-    if Path(source).is_dir() and target.endswith("/") and Path(source).name:
-        target += Path(os.path.abspath(source)).name  # noqa: PTH100 (a link is called as it is called)
+    if is_remote_directory(sandbox, target):
+        target = f"{target.rstrip('/')}/"
+        if Path(source).is_dir():
+            target += Path(source).name  # of "." and "/" there is none, and what is in them goes there
     sandbox.upload(source, target, on_progress=on_progress)
 
 

@@ -33,7 +33,7 @@ _CODES = {
 
 
 class LocalSource:
-    """A file that is uploaded. It is read to the size that it has, or to its end if it has none."""
+    """A file that is uploaded."""
 
     def __init__(self, path: bytes) -> None:
         with told(path):
@@ -56,14 +56,20 @@ class LocalSource:
 
 
 class LocalTarget:
-    """A file that is downloaded: under a name of its own until it is whole."""
+    """A file that is downloaded: under a name of its own until it is whole. A device or a pipe is written as it is."""
 
     def __init__(self, path: bytes, mode: int) -> None:
         self.path = path
-        # Not made from the target's name, which may be as long as names can be.
-        self._partial = os.path.join(os.path.dirname(path), f".atoll-{secrets.token_hex(8)}".encode())
+        self._partial: bytes | None = None
+        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY
         with told(path):
-            descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o777)
+            if is_special(path):
+                descriptor = os.open(path, flags)
+            else:
+                # Not made from the target's name, which may be as long as names can be.
+                partial = os.path.join(os.path.dirname(path), f".atoll-{secrets.token_hex(8)}".encode())
+                descriptor = os.open(partial, flags | os.O_CREAT | os.O_EXCL, mode & 0o777)
+                self._partial = partial
         self._file = os.fdopen(descriptor, "wb")
 
     def write(self, pieces: list[bytes]) -> None:
@@ -73,14 +79,16 @@ class LocalTarget:
     def commit(self) -> None:
         with told(self.path):
             self._file.close()
-            os.replace(self._partial, self.path)
+            if self._partial:
+                os.replace(self._partial, self.path)
 
     def close(self) -> None:
         """Leave nothing, unless it was committed. A write that is under way in a thread is waited for."""
         with suppress(OSError):
             self._file.close()
-        with suppress(OSError):
-            os.unlink(self._partial)
+        if self._partial:
+            with suppress(OSError):
+                os.unlink(self._partial)
 
 
 class LocalTree:
@@ -125,9 +133,17 @@ class LocalTreeTarget:
         os.close(self._directory)
 
 
-def is_directory(path: bytes) -> bool:
+def is_local_directory(path: bytes) -> bool:
     with told(path):
         return stat.S_ISDIR(os.stat(path).st_mode)
+
+
+def is_special(path: bytes) -> bool:
+    """Whether there is something that must not be replaced, such as /dev/null."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from atoll.client.link import SandboxLink
-from atoll.client.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_directory
+from atoll.client.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_local_directory
 from atoll.client.open_files import begin_reading
 from atoll.client.server import Frames, misbehaved
 from atoll.client.waiting import run_blocking, settle
@@ -50,7 +50,7 @@ async def upload(
     link: SandboxLink, session_id: str, local: Path, remote: Path, on_progress: OnProgress | None
 ) -> FileInfo:
     source, target = to_raw_path(local), to_raw_path(remote)
-    if await run_blocking(is_directory, source):
+    if await run_blocking(is_local_directory, source):
         return await _upload_directory(link, session_id, source, target, on_progress)
     if target.endswith(b"/"):
         target += os.path.basename(source)
@@ -100,20 +100,24 @@ async def download(
     source, target = to_raw_path(remote), to_raw_path(local)
     frames = await link.call(StatFile(path=source, session_id=session_id))
     info: FileInfo = frames.decode(decode_file_info, await frames.result())
-    if info.type is FileType.DIRECTORY:
-        frames = await link.call(PackFiles(path=source, session_id=session_id))
-        await _take_all(frames, await run_blocking(LocalTreeTarget, target), Progress(on_progress, None))
-        return
-    if target.endswith(b"/") or await run_blocking(os.path.isdir, target):
+    is_directory = info.type is FileType.DIRECTORY
+    if not is_directory and (target.endswith(b"/") or await run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
-    frames = await link.call(ReadFile(path=source, session_id=session_id))
+    call = PackFiles if is_directory else ReadFile
+    frames = await link.call(call(path=source, session_id=session_id))
+    sink: LocalTarget | LocalTreeTarget
     try:
-        info = await begin_reading(frames)
-        sink = await run_blocking(LocalTarget, target, info.mode)
+        if is_directory:
+            size = None
+            sink = await run_blocking(LocalTreeTarget, target)
+        else:
+            info = await begin_reading(frames)
+            size = info.size or None
+            sink = await run_blocking(LocalTarget, target, info.mode)
     except BaseException:
         frames.close()
         raise
-    await _take_all(frames, sink, Progress(on_progress, info.size or None))
+    await _take_all(frames, sink, Progress(on_progress, size))
 
 
 async def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> None:

@@ -74,9 +74,20 @@ async def next_piece(iterator: Any) -> object:
 async def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
     """What a function returns that waits for a disk, run where it keeps nobody else waiting.
 
-    Whoever is cancelled leaves at once; the function goes on to its end.
+    Whoever is cancelled leaves at once. The function goes on to its end, and what it has opened is closed.
     """
-    return await asyncio.to_thread(function, *arguments)
+    working = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        working.add_done_callback(_discard)
+        raise
+
+
+def _discard(done: asyncio.Future[Any]) -> None:
+    """What nobody waits for any more."""
+    if not done.cancelled() and not done.exception() and hasattr(done.result(), "close"):
+        done.result().close()
 
 
 def _resolve(ready: asyncio.Future[bool], outcome: bool) -> None:

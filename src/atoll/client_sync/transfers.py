@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from atoll.client_sync.link import SandboxLink
-from atoll.client_sync.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_directory
+from atoll.client_sync.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_local_directory
 from atoll.client_sync.open_files import begin_reading
 from atoll.client_sync.server import Frames, misbehaved
 from atoll.client_sync.waiting import run_blocking, settle
@@ -49,7 +49,7 @@ class Progress:
 
 def upload(link: SandboxLink, session_id: str, local: Path, remote: Path, on_progress: OnProgress | None) -> FileInfo:
     source, target = to_raw_path(local), to_raw_path(remote)
-    if run_blocking(is_directory, source):
+    if run_blocking(is_local_directory, source):
         return _upload_directory(link, session_id, source, target, on_progress)
     if target.endswith(b"/"):
         target += os.path.basename(source)
@@ -97,20 +97,24 @@ def download(link: SandboxLink, session_id: str, remote: Path, local: Path, on_p
     source, target = to_raw_path(remote), to_raw_path(local)
     frames = link.call(StatFile(path=source, session_id=session_id))
     info: FileInfo = frames.decode(decode_file_info, frames.result())
-    if info.type is FileType.DIRECTORY:
-        frames = link.call(PackFiles(path=source, session_id=session_id))
-        _take_all(frames, run_blocking(LocalTreeTarget, target), Progress(on_progress, None))
-        return
-    if target.endswith(b"/") or run_blocking(os.path.isdir, target):
+    is_directory = info.type is FileType.DIRECTORY
+    if not is_directory and (target.endswith(b"/") or run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
-    frames = link.call(ReadFile(path=source, session_id=session_id))
+    call = PackFiles if is_directory else ReadFile
+    frames = link.call(call(path=source, session_id=session_id))
+    sink: LocalTarget | LocalTreeTarget
     try:
-        info = begin_reading(frames)
-        sink = run_blocking(LocalTarget, target, info.mode)
+        if is_directory:
+            size = None
+            sink = run_blocking(LocalTreeTarget, target)
+        else:
+            info = begin_reading(frames)
+            size = info.size or None
+            sink = run_blocking(LocalTarget, target, info.mode)
     except BaseException:
         frames.close()
         raise
-    _take_all(frames, sink, Progress(on_progress, info.size or None))
+    _take_all(frames, sink, Progress(on_progress, size))
 
 
 def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> None:
