@@ -42,6 +42,8 @@ def test_a_directory_goes_in_and_out_as_with_cp(cli: Cli, tmp_path: Path) -> Non
     assert box.exists("new/tree/sub/file")
     assert cli("cp", f"{tmp_path}/tree/", "trees:").returncode == 0
     assert box.exists("tree/sub/file")
+    assert cli("cp", f"{tmp_path}/tree/sub/..", "trees:new/sub").returncode == 0
+    assert box.exists("new/sub/sub/file")
     assert cli("cp", "trees:tree", f"{tmp_path}/back").returncode == 0
     assert (tmp_path / "back/sub/file").read_text() == "1"
     assert cli("cp", "trees:tree", f"{tmp_path}/back").returncode == 0

@@ -98,8 +98,8 @@ def copy_in(sandbox: Sandbox, source: str, target: str, on_progress: OnProgress)
         return
     if is_remote_directory(sandbox, target):
         target = f"{target.rstrip('/')}/"
-        if Path(source).is_dir():
-            target += Path(source).name  # of "." and "/" there is none, and what is in them goes there
+        if Path(source).is_dir() and Path(source).name != "..":  # what is in "..", "." or "/" goes there by itself
+            target += Path(source).name
     sandbox.upload(source, target, on_progress=on_progress)
 
 
