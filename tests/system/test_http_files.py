@@ -253,6 +253,41 @@ async def test_changes_come_as_events(server: RunningServer) -> None:
     assert (await ask(server, "GET", "/watch", path="no")).status == 404
 
 
+async def test_a_file_that_shrinks_while_it_is_read_breaks_off(server: RunningServer) -> None:
+    await server.ask("POST", "/v1/sandboxes/web/exec", {"command": "truncate -s 1G shrinking"})
+
+    def read() -> None:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = connect_unix(server.socket)
+        connection.request("GET", f"{BASE}/content?path=shrinking")
+        answer = connection.getresponse()
+        assert len(answer.read(2**20)) == 2**20
+        server._ask("POST", "/v1/sandboxes/web/exec", {"command": "truncate -s 0 shrinking"}, False, {})
+        with pytest.raises(http.client.IncompleteRead):
+            answer.read()
+        connection.close()
+
+    await asyncio.to_thread(read)
+    assert "an answer breaks off" in server.log.read_text()
+
+
+async def test_a_file_that_grows_while_it_is_read_is_as_long_as_it_was(server: RunningServer) -> None:
+    await server.ask("POST", "/v1/sandboxes/web/exec", {"command": "truncate -s 64M growing"})
+
+    def read() -> int:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = connect_unix(server.socket)
+        connection.request("GET", f"{BASE}/content?path=growing")
+        answer = connection.getresponse()
+        answer.read(2**20)
+        server._ask("POST", "/v1/sandboxes/web/exec", {"command": "truncate -s 128M growing"}, False, {})
+        rest = len(answer.read())
+        connection.close()
+        return rest
+
+    assert await asyncio.to_thread(read) == 2**26 - 2**20
+
+
 async def test_more_than_4_gib_can_be_asked_for_and_stream_in_constant_memory(server: RunningServer) -> None:
     size, part = 4 * 2**30 + 2**28, 2**29
     await server.ask("POST", "/v1/sandboxes/web/exec", {"command": f"truncate -s {size} sparse"})
