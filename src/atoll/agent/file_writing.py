@@ -86,9 +86,8 @@ class NewFile:
         self._place = place
         self._name: bytes | None = None  # of the temporary file, while it has one
         self.is_in_place = _is_written_in_place(place)
+        self._mode = mode
         self.fd = self._open_in_place() if self.is_in_place else self._make()
-        if not self.is_in_place:
-            self._set_mode(mode)
 
     def __enter__(self) -> NewFile:
         return self
@@ -100,6 +99,8 @@ class NewFile:
                 os.unlink(self._name, dir_fd=self._place.directory)
 
     def appear(self, *, exclusive: bool = False, sync: bool = False) -> None:
+        if not self.is_in_place:
+            self._set_mode(self._mode)  # last: whoever writes to a program that becomes another user ends that
         if sync:
             os.fsync(self.fd)
         if self.is_in_place:

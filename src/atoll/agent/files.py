@@ -181,45 +181,47 @@ def write_file(call: WriteFile, path: bytes, port: HostPort) -> FileInfo:
 
 def list_files(call: ListFiles, path: bytes, port: HostPort) -> FileDone:
     count = 0
-    page: list[FileInfo] = []
-    page_bytes = 0
-    for info in _entries(call, path):
-        count += 1
-        page.append(info)
-        page_bytes += len(info.raw_path) + len(info.raw_target or b"")
-        if len(page) >= LISTED_AT_ONCE or page_bytes >= LISTED_BYTES_AT_ONCE:
-            _send_page(page, path, port)
-            page, page_bytes = [], 0
-    if page:
-        _send_page(page, path, port)
-    return FileDone(count=count)
-
-
-def _send_page(page: list[FileInfo], path: bytes, port: HostPort) -> None:
-    message = encode_message(FileList(files=page))
-    if len(message) > MAX_PAYLOAD:  # one path of a megabyte
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
-    port.send(FrameKind.EVENT, message)
-
-
-def _entries(call: ListFiles, path: bytes) -> Iterator[FileInfo]:
     with Descent(os.open(path, OPEN_DIRECTORY & ~os.O_NOFOLLOW)) as descent:
         unfinished: list[list[bytes]] = []
         try:
             while True:
+                names = names_in(descent.fd)
+                if not call.include_hidden:
+                    names = [name for name in names if name[0] != _DOT]
                 os.fchdir(descent.fd)  # a name in the current directory is what the kernel finds soonest
                 prefix = b"/".join((path.rstrip(b"/"), *descent.names, b""))
-                directories = []
-                for name in names_in(descent.fd):
-                    if (call.include_hidden or name[0] != _DOT) and (info := _entry(prefix + name, name)):
-                        yield info
-                        if call.recursive and info.type is FileType.DIRECTORY:
-                            directories.append(name)
+                directories: list[bytes] = []
+                for page in _pages(prefix, names):
+                    _send_page(page, port)
+                    count += len(page)
+                    if call.recursive:
+                        directories += [info.raw_path[len(prefix) :] for info in page if info.is_directory]
                 unfinished.append(directories[::-1])
                 if not go_on(descent, unfinished):
-                    return
+                    return FileDone(count=count)
         finally:
             os.chdir(b"/")
+
+
+def _pages(prefix: bytes, names: list[bytes]) -> Iterator[list[FileInfo]]:
+    """What is in the current directory, which is called `prefix`, in portions that fit into a frame."""
+    longest = max(map(len, names), default=0)
+    step = max(1, min(LISTED_AT_ONCE, LISTED_BYTES_AT_ONCE // (len(prefix) + longest + 1)))
+    for start in range(0, len(names), step):
+        found = [_entry(prefix + name, name) for name in names[start : start + step]]
+        if page := [info for info in found if info]:
+            yield page
+
+
+def _send_page(page: list[FileInfo], port: HostPort) -> None:
+    message = encode_message(FileList(files=page))
+    if len(message) <= MAX_PAYLOAD:
+        port.send(FrameKind.EVENT, message)
+    elif len(page) > 1:  # many long targets of links
+        _send_page(page[: len(page) // 2], port)
+        _send_page(page[len(page) // 2 :], port)
+    else:  # one path of a megabyte
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
 
 
 def _entry(path: bytes, name: bytes) -> FileInfo | None:

@@ -27,7 +27,8 @@ class FileType(Enum):
     DEVICE = "device"
 
 
-class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
+# gc=False: there may be a hundred thousand of them, none holds another, and the collector would look at each.
+class FileInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something in a directory. `target` is where a symbolic link points."""
 
     raw_path: bytes  # absolute
