@@ -66,6 +66,7 @@ from atoll.supervisor.agent_link import AgentConnection, decode
 
 TAR = "application/x-tar"
 INPUT_CHUNK = 256 * 1024
+LAST_SECOND = 253402300799.0  # of the year 9999, which a header can still name
 # What runs in a sandbox chose these bytes: a browser must not take them for a page of ours.
 UNTRUSTED = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
 
@@ -406,6 +407,6 @@ def last_modified(info: FileInfo) -> str:
 
 def timestamp(info: FileInfo) -> float:
     try:
-        return info.modified_at.timestamp()
+        return min(info.modified_at.timestamp(), LAST_SECOND)
     except (OverflowError, ValueError):  # the agent may say anything
         return 0.0
