@@ -25,6 +25,7 @@ bench: ## how fast and how small it is, against the kernel's own price and crun
 	@.venv/bin/python benches/cold_start.py
 	@.venv/bin/python benches/density.py
 	@.venv/bin/python benches/exec.py
+	@.venv/bin/python benches/files.py
 
 seccomp: ## compile the system-call filter again after a change to its policy
 	@scripts/setup test

@@ -25,6 +25,14 @@ PRINTED = (
     ["['0', '1', '2']"],
     ["FILE_NOT_FOUND Make it first."],
     ["30 100", "exit code 3"],
+    [
+        "x,y\n1,2",
+        "application/x-executable",
+        "hello",
+        "b'100000\\n'",
+        "/workspace/data/b.csv",
+        "['a.csv', 'b.csv']",
+    ],
 )
 
 

@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.client.commands import AsyncCommandStream
+    from atoll.client.file_watch import AsyncFileWatch
+    from atoll.client.open_files import AsyncFileReader, AsyncFileStream, AsyncFileWriter
     from atoll.client.processes import AsyncProcess, AsyncProcessStream
     from atoll.client.sandbox import AsyncSandbox, get_async_sandbox, list_sandboxes_async, temporary_async_sandbox
     from atoll.client.sessions import AsyncSession
     from atoll.client.terminals import AsyncTerminal, AsyncTerminalView
     from atoll.client_sync.commands import CommandStream
+    from atoll.client_sync.file_watch import FileWatch
+    from atoll.client_sync.open_files import FileReader, FileStream, FileWriter
     from atoll.client_sync.processes import Process, ProcessStream
     from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes, temporary_sandbox
     from atoll.client_sync.sessions import Session
     from atoll.client_sync.terminals import Terminal, TerminalView
+    from atoll.protocol.content_types import FileContent
     from atoll.protocol.errors import (
         AccessError,
         AgentLostError,
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
         SandboxError,
         ServerLostError,
     )
+    from atoll.protocol.files import ChangeType, FileChange, FileInfo, FileType
     from atoll.protocol.limits import Limits
     from atoll.protocol.messages import SessionInfo
     from atoll.protocol.process_results import LogMatch, ProcessEvent, ProcessLogs
@@ -63,11 +69,17 @@ __version__ = "0.1.0"
 _PLACES = {
     "atoll.client.commands": "AsyncCommandStream",
     "atoll.client.processes": "AsyncProcess AsyncProcessStream",
+    "atoll.client.file_watch": "AsyncFileWatch",
+    "atoll.client.open_files": "AsyncFileReader AsyncFileStream AsyncFileWriter",
     "atoll.client.sandbox": "AsyncSandbox get_async_sandbox list_sandboxes_async temporary_async_sandbox",
     "atoll.client.sessions": "AsyncSession",
     "atoll.client.terminals": "AsyncTerminal AsyncTerminalView",
     "atoll.client_sync.commands": "CommandStream",
     "atoll.client_sync.processes": "Process ProcessStream",
+    "atoll.client_sync.file_watch": "FileWatch",
+    "atoll.client_sync.open_files": "FileReader FileStream FileWriter",
+    "atoll.protocol.content_types": "FileContent",
+    "atoll.protocol.files": "ChangeType FileChange FileInfo FileType",
     "atoll.client_sync.sandbox": "Sandbox get_sandbox list_sandboxes temporary_sandbox",
     "atoll.client_sync.sessions": "Session",
     "atoll.client_sync.terminals": "Terminal TerminalView",
@@ -94,6 +106,10 @@ __all__ = [
     "AgentTimeoutError",
     "AlreadyExistsError",
     "AsyncCommandStream",
+    "AsyncFileReader",
+    "AsyncFileStream",
+    "AsyncFileWatch",
+    "AsyncFileWriter",
     "AsyncProcess",
     "AsyncProcessStream",
     "AsyncSandbox",
@@ -102,12 +118,21 @@ __all__ = [
     "AsyncTerminalView",
     "AtollError",
     "CallerError",
+    "ChangeType",
     "CommandStream",
     "ErrorCode",
     "ExecEvent",
     "ExecResult",
+    "FileChange",
+    "FileContent",
+    "FileInfo",
     "FileMissingError",
     "FileProblemError",
+    "FileReader",
+    "FileStream",
+    "FileType",
+    "FileWatch",
+    "FileWriter",
     "HostError",
     "InternalError",
     "InvalidKeyError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from atoll.client import local_server as async_local_server
@@ -40,6 +41,11 @@ class AsyncHalf:
     async def close(self, stream: Any) -> None:
         await stream.aclose()
 
+    @asynccontextmanager
+    async def entered(self, context: Any) -> AsyncIterator[Any]:
+        async with context as entered:
+            yield entered
+
 
 class BlockingHalf:
     name = "blocking"
@@ -63,6 +69,16 @@ class BlockingHalf:
 
     async def close(self, stream: Any) -> None:
         await asyncio.to_thread(stream.close)
+
+    @asynccontextmanager
+    async def entered(self, context: Any) -> AsyncIterator[Any]:
+        entered = await asyncio.to_thread(context.__enter__)
+        try:
+            yield entered
+        except BaseException as problem:
+            await asyncio.to_thread(context.__exit__, type(problem), problem, None)
+            raise
+        await asyncio.to_thread(context.__exit__, None, None, None)
 
 
 Half = AsyncHalf | BlockingHalf

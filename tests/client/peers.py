@@ -339,6 +339,7 @@ class ContractHandler(BaseHTTPRequestHandler):
                 self.rfile.readline()
             else:
                 data = self.rfile.read(int(self.headers["content-length"]))
+                self.headers.replace_header("content-length", "0")  # that was all of it
             if not data:
                 return
             self._frames += self._decoder.feed(data)

@@ -115,7 +115,9 @@ class RunningServer:
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, data, headers)
             answer = connection.getresponse()
-            return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            is_endless = "/files/watch" in path and answer.status == 200
+            return Answer(answer.status, found, b"" if is_endless else answer.read())
 
     def sandbox(self, id: str, options: SandboxOptions | None = None, *, tcp: bool = False) -> AsyncSandbox:
         """Of a client of its own, which shares no connection with others."""

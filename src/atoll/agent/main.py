@@ -37,6 +37,7 @@ from atoll.agent.sessions import SessionRegistry
 from atoll.agent.shell_script import RESTORE, STATES
 from atoll.agent.spawn import Environment
 from atoll.agent.terminals import TerminalRegistry
+from atoll.agent.workers import WorkerPool
 from atoll.protocol.messages import PROTOCOL_VERSION, Ping, Pong
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Agent:
         self._processes = ProcessRegistry(self._runner, self._sessions)
         self._processes.register(calls)
         TerminalRegistry(self._runner, self._sessions).register(calls)
+        self.workers = WorkerPool(self._runner, self._sessions)
+        self.workers.register(calls)
         self.server = AgentServer(self.loop, calls, admits)
 
     def open(self, listener: socket.socket, scratch: int) -> None:

@@ -6,7 +6,7 @@ and is cancelled when its connection closes. Each noun registers its calls with 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from atoll.protocol.errors import AtollError
     from atoll.protocol.frames import FrameKind
     from atoll.protocol.messages import Result
+
+
+class Loan(NamedTuple):
+    """A connection that is somebody else's for the length of an operation. What it gives back goes to `take_back`."""
+
+    fd: int
+    unread: bytes  # that came after the call, and was not decoded
 
 
 class Owner(Protocol):
@@ -24,6 +31,18 @@ class Owner(Protocol):
     def fail(self, cause: AtollError) -> None: ...
     def input_drained(self) -> None:
         """More may be fed, after `feed` has said to wait."""
+
+    def lend(self) -> Loan:
+        """Neither reads nor writes from now on: whoever has the connection answers on it, with DONE or FAILED."""
+
+    def take_back(self, unread: bytes, cause: AtollError | None = None) -> None:
+        """The operation is over. `unread` was read and is not part of it; `cause` is what the host is yet to hear."""
+
+    def give_up(self, cause: AtollError) -> None:
+        """Instead of `take_back`, when nobody knows what was read: say why, and nothing more on this connection."""
+
+    def hang_up(self) -> None:
+        """The same when what was sent stops in the middle of a frame, and nothing can be said any more."""
 
 
 class Operation(Protocol):

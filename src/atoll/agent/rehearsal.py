@@ -7,10 +7,14 @@ sandboxes; done after the fork, each would pay for its own copy of the pages, an
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from typing import TYPE_CHECKING
 
 from atoll.agent import main
+from atoll.agent.files import perform
+from atoll.agent.worker import Order, WorkerProcess, encode_order, receive_packet, send_packet
+from atoll.protocol.files import ListFiles, ReadFile, StatFile, WriteFile
 from atoll.protocol.frames import FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.messages import (
     DEFAULT_SESSION,
@@ -41,13 +45,17 @@ RARE = (
     StreamProcessLog(process_id="x"),
     CleanUpProcesses(),
 )
-LAST = DeleteSession(session_id=DEFAULT_SESSION)
+LAST = (
+    DeleteSession(session_id=DEFAULT_SESSION),
+    StatFile(path=b"/"),
+    Ping(),  # it is answered when the worker has given the connection back
+)
 
 
 def rehearse(make_scratch: Callable[[], int]) -> None:
     """`make_scratch` gives what an agent is opened with."""
     for number in range(ROUNDS):
-        calls = (*COMMON, *(RARE if number == 0 else ()), LAST)
+        calls = (*COMMON, *(RARE if number == 0 else ()), *LAST)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("")  # the kernel picks an abstract name; it is gone with the socket
             listener.listen()
@@ -55,6 +63,7 @@ def rehearse(make_scratch: Callable[[], int]) -> None:
             agent.open(listener, make_scratch())
             agent.loop.run_until_complete(_play(agent, listener.getsockname(), calls))
             agent.close()
+        _play_worker(make_scratch())
 
 
 async def _play(agent: main.Agent, address: bytes, calls: Sequence[Call]) -> None:
@@ -63,9 +72,33 @@ async def _play(agent: main.Agent, address: bytes, calls: Sequence[Call]) -> Non
         await agent.loop.sock_connect(host, address)
         for call in calls:
             await _ask(agent.loop, host, call)
+        agent.workers.dismiss_idle()
         while agent.reaper.is_watching:  # noqa: ASYNC110 (the killed shell; every agent would have an event for this)
             await asyncio.sleep(0.001)
     await asyncio.sleep(0)  # the agent's side of the connection notices that the host is gone
+
+
+def _play_worker(directory: int) -> None:
+    """What a worker does, done here: its own copy of us would take to its grave what it has learnt."""
+    ours, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    host, connection = socket.socketpair()
+    worker = WorkerProcess(control.detach(), bytearray(1), perform)
+    path = b"/proc/self/fd/%d/file" % directory
+    with ours, host, connection:
+        connection.setblocking(False)
+        content = encode_frame(FrameKind.INPUT, b"x") + encode_frame(FrameKind.INPUT)
+        for call, unread in (
+            (WriteFile(path=path), content),
+            (ReadFile(path=path), b""),
+            (StatFile(path=path), b""),
+            (ListFiles(path=b"/proc/self/fd"), b""),
+        ):
+            send_packet(ours, encode_order(Order(encode_message(call), b"/", unread)), [connection.fileno()])
+            worker.serve_one()
+            receive_packet(ours)
+            host.recv(65_536)
+    worker.close()
+    os.close(directory)
 
 
 async def _ask(loop: asyncio.AbstractEventLoop, host: socket.socket, call: Call) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from atoll.agent.operations import Loan
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameDecoder, FrameError, FrameKind, encode_frame
 from atoll.protocol.messages import decode_call, encode_message
@@ -73,7 +74,7 @@ class HostConnection(asyncio.Protocol):
 
     def __init__(self, server: AgentServer) -> None:
         self._server = server
-        self._is_full = self._is_dismissed = False
+        self._is_full = self._is_dismissed = self._is_lent = False
         self._decoder = FrameDecoder()
         self._operation: Operation | None = None
         self._hang_up: HangUpWatch | None = None
@@ -94,11 +95,19 @@ class HostConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_dismissed:
             return
+        self._decoder.push(data)
+        self._decode()
+
+    def _decode(self) -> None:
         try:
-            for frame in self._decoder.feed(data):
+            while self._is_listening and (frame := self._decoder.pop()):
                 self._on_frame(frame.kind, frame.payload)
         except FrameError as cause:
             self._dismiss(error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Open a new connection."))
+
+    @property
+    def _is_listening(self) -> bool:
+        return not (self._is_lent or self._is_dismissed or self._transport is None or self._transport.is_closing())
 
     def connection_lost(self, cause: Exception | None) -> None:
         self._server.connections -= 1
@@ -133,6 +142,34 @@ class HostConnection(asyncio.Protocol):
         if self._hang_up and self._transport:
             self._stop_watching()
             self._transport.resume_reading()
+
+    def lend(self) -> Loan:
+        assert self._transport
+        if self._transport.get_write_buffer_size():
+            remedy = "Read the answer before the next call."
+            raise error(ErrorCode.AGENT_BUSY, "the answers before this call have not been read", remedy=remedy)
+        self._is_lent = True
+        self._stop_reading()
+        return Loan(self._transport.get_extra_info("socket").fileno(), self._decoder.take_rest())
+
+    def take_back(self, unread: bytes, cause: AtollError | None = None) -> None:
+        self._operation = None
+        self._is_lent = False
+        if cause:
+            self._say(cause)
+        self.input_drained()
+        if unread:
+            self._decoder.push(unread)
+            self._server.loop.call_soon(self._decode)  # not now: many calls that fail at once would nest
+
+    def give_up(self, cause: AtollError) -> None:
+        self.take_back(b"")
+        self._dismiss(cause)
+
+    def hang_up(self) -> None:
+        self._operation = None
+        if self._transport:
+            self._transport.abort()
 
     def _on_frame(self, kind: FrameKind, payload: bytes) -> None:
         match kind:

@@ -17,20 +17,8 @@ from atoll.cli.ending import end_by_signals
 from atoll.protocol.errors import AtollError
 
 VERBS = (
-    "run",
-    "exec",
-    "shell",
-    "ls",
-    "inspect",
-    "rm",
-    "events",
-    "start",
-    "ps",
-    "logs",
-    "kill",
-    "serve",
-    "key",
-    "doctor",
+    *("run", "exec", "shell", "ls", "inspect", "rm", "cp", "files", "events"),
+    *("start", "ps", "logs", "kill", "serve", "key", "doctor"),
 )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TypeVar
 
-from atoll.client.network import NotYet
-from atoll.client.server import Frames, Server
+from atoll.client.server import CallInput, Frames, Input, Server
 from atoll.client.transport import Response
 from atoll.protocol.messages import Call
 from atoll.protocol.sandboxes import SandboxInfo, SandboxOptions
@@ -24,9 +22,13 @@ class SandboxLink:
         self._has_sent_options = options is None
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
-    async def call(self, call: Call, stdin: Iterator[bytes | NotYet] | None = None) -> Frames:
+    async def call(self, call: Call, stdin: Input | None = None) -> Frames:
         await self._send_options()
         return await self.server.call(self.id, call, stdin)
+
+    async def begin_call(self, call: Call) -> CallInput:
+        await self._send_options()
+        return await self.server.begin_call(self.id, call)
 
     async def ask(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
         await self._send_options()

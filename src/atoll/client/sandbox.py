@@ -12,6 +12,7 @@ import msgspec
 from atoll.client import sessions
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.events import AsyncEventStream
+from atoll.client.files import AsyncFiles
 from atoll.client.link import SandboxLink
 from atoll.client.processes import AsyncProcesses
 from atoll.client.server import find_server
@@ -124,7 +125,7 @@ async def list_sandboxes_async(
     return found.sandboxes
 
 
-class AsyncSandbox(AsyncCommands, AsyncProcesses, AsyncTerminals):
+class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

@@ -13,9 +13,10 @@ import msgspec
 
 from atoll.client.local_server import LocalServer
 from atoll.client.network import Address, NotYet, TcpAddress, UnixAddress
-from atoll.client.transport import Response, Transport
+from atoll.client.transport import Response, Transport, Upload
+from atoll.client.waiting import pause
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
-from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
+from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
 from atoll.protocol.messages import Call, decode_error, encode_message
 
 FRAMES = "application/vnd.atoll.frames"
@@ -24,7 +25,11 @@ MAX_SERVERS = 64  # that are remembered with their connections; one that is forg
 UNREACHABLE = (502, 503, 504)  # said by a proxy in front of a server that is not there
 DENIED = (401, 403)
 
+INPUT_CHUNK = 256 * 1024
+
 T = TypeVar("T")
+Bytes = bytes | bytearray | memoryview
+Input = bytes | Iterator[bytes | NotYet]  # what is bytes fits one frame
 
 
 def find_server(url: str | None = None, api_key: str | None = None) -> Server:
@@ -58,16 +63,26 @@ class Server:
         """A request whose answer says nothing."""
         await (await self._request(method, path, body)).read()
 
-    async def call(self, sandbox_id: str, call: Call, stdin: Iterator[bytes | NotYet] | None = None) -> Frames:
+    async def call(self, sandbox_id: str, call: Call, stdin: Input | None = None) -> Frames:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         first = encode_frame(FrameKind.CALL, encode_call(call))
         response = await self.transport.request(
             "POST",
             f"{self._prefix}/v1/sandboxes/{sandbox_id}/call",
-            body=first if stdin is None else _input_frames(first, stdin),
+            body=_body(first, stdin),
             content_type=FRAMES,
             accept=FRAMES,
         )
+        return await self.frames(response)
+
+    async def begin_call(self, sandbox_id: str, call: Call) -> CallInput:
+        """The same for a call whose input comes piece by piece."""
+        target = f"{self._prefix}/v1/sandboxes/{sandbox_id}/call"
+        upload = await self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES)
+        await upload.send(encode_frame(FrameKind.CALL, encode_call(call)))
+        return CallInput(self, upload)
+
+    async def frames(self, response: Response) -> Frames:
         await self._raise_for_status(response)
         return Frames(self, response)
 
@@ -104,6 +119,35 @@ class Server:
     def _nonsense(self, what: str) -> AtollError:
         remedy = f"Is there an Atoll server of this version at {self.address}?"
         return error(ErrorCode.INTERNAL_ERROR, what, remedy=remedy)
+
+
+class CallInput:
+    """What a call reads, sent piece by piece. Left before its end, the call is cancelled."""
+
+    def __init__(self, server: Server, upload: Upload) -> None:
+        self._server = server
+        self._upload = upload
+
+    async def send(self, data: Bytes) -> None:
+        """Raises the call's error, if it has failed meanwhile."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), INPUT_CHUNK):
+            piece = view[start : start + INPUT_CHUNK]
+            if not await self._upload.send(encode_header(FrameKind.INPUT, len(piece)), piece):
+                await (await self._answer()).result()
+                raise misbehaved("it was done before it had everything")
+            await pause(0)  # a server that takes everything at once must not keep us from everyone else
+
+    async def finish(self) -> Frames:
+        """The answer, after the end of the input."""
+        await self._upload.send(encode_frame(FrameKind.INPUT))
+        return await self._answer()
+
+    async def _answer(self) -> Frames:
+        return await self._server.frames(await self._upload.finish())
+
+    def close(self) -> None:
+        self._upload.close()
 
 
 QUEUEING = (FrameKind.WAITING, FrameKind.STARTED)  # others of the session come first, and then its turn has come
@@ -209,6 +253,15 @@ def parse_url(url: str) -> tuple[Address, str]:
         f"{url!r:.200} is not the URL of a server",
         remedy="Give http://host:port, https://host or unix:///path/to/server.sock in url= or ATOLL_URL.",
     )
+
+
+def _body(first: bytes, stdin: Input | None) -> bytes | Iterator[bytes | NotYet]:
+    if stdin is None:
+        return first
+    if isinstance(stdin, bytes):
+        given = encode_frame(FrameKind.INPUT, stdin) if stdin else b""
+        return first + given + encode_frame(FrameKind.INPUT)
+    return _input_frames(first, stdin)
 
 
 def _input_frames(first: bytes, stdin: Iterator[bytes | NotYet]) -> Iterator[bytes | NotYet]:

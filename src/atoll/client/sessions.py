@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 
 from atoll.client.commands import AsyncCommands, Environment
+from atoll.client.files import AsyncFiles
 from atoll.client.link import SandboxLink
 from atoll.client.processes import AsyncProcesses
 from atoll.client.terminals import AsyncTerminals
@@ -26,7 +27,7 @@ from atoll.protocol.messages import (
 )
 
 
-class AsyncSession(AsyncCommands, AsyncProcesses, AsyncTerminals):
+class AsyncSession(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import socket
-from typing import Any
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from typing import Any, TypeVar
 
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+T = TypeVar("T")
 
 
 async def wait_for_socket(
@@ -55,6 +57,37 @@ async def settle(outcome: object) -> None:
     """Wait for what a callback returned, if there is something to wait for."""
     if inspect.isawaitable(outcome):
         await outcome
+
+
+def iterate(content: object) -> Any:
+    """An iterator over what somebody gave us, of whichever kind; None for a file, which is read, and all else."""
+    if isinstance(content, AsyncIterable):
+        return aiter(content)
+    return iter(content) if isinstance(content, Iterable) and not hasattr(content, "read") else None
+
+
+async def next_piece(iterator: Any) -> object:
+    """None at its end."""
+    return await anext(iterator, None) if isinstance(iterator, AsyncIterator) else next(iterator, None)
+
+
+async def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns that waits for a disk, run where it keeps nobody else waiting.
+
+    Whoever is cancelled leaves at once. The function goes on to its end, and what it has opened is closed.
+    """
+    working = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        working.add_done_callback(_discard)
+        raise
+
+
+def _discard(done: asyncio.Future[Any]) -> None:
+    """What nobody waits for any more."""
+    if not done.cancelled() and not done.exception() and hasattr(done.result(), "close"):
+        done.result().close()
 
 
 def _resolve(ready: asyncio.Future[bool], outcome: bool) -> None:

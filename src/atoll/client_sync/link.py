@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TypeVar
 
-from atoll.client_sync.network import NotYet
-from atoll.client_sync.server import Frames, Server
+from atoll.client_sync.server import CallInput, Frames, Input, Server
 from atoll.client_sync.transport import Response
 from atoll.protocol.messages import Call
 from atoll.protocol.sandboxes import SandboxInfo, SandboxOptions
@@ -25,9 +23,13 @@ class SandboxLink:
         self._has_sent_options = options is None
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
-    def call(self, call: Call, stdin: Iterator[bytes | NotYet] | None = None) -> Frames:
+    def call(self, call: Call, stdin: Input | None = None) -> Frames:
         self._send_options()
         return self.server.call(self.id, call, stdin)
+
+    def begin_call(self, call: Call) -> CallInput:
+        self._send_options()
+        return self.server.begin_call(self.id, call)
 
     def ask(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
         self._send_options()

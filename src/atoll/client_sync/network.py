@@ -25,7 +25,8 @@ from atoll.client_sync.waiting import look_up, pause, wait_for_socket
 if TYPE_CHECKING:
     import ssl
 
-READ_SIZE = 64 * 1024
+READ_SIZE, MAX_READ_SIZE = 64 * 1024, 1024 * 1024  # as much at once as came last time, and more
+SENT_AHEAD = 1024 * 1024  # the kernel gives twice its default at most: large files go twice as far without a wait
 BACKLOG_PAUSE = 0.005
 # A host that vanished without a word is noticed after about fifteen seconds.
 KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_PROBES = 6, 3, 3
@@ -94,6 +95,8 @@ class Stream:
         self._unsent = memoryview(b"")
         self._unmade: Iterator[bytes | NotYet] | None = None
         self._source: int | None = None
+        self._heard: bytes | None = None
+        self._read_size = READ_SIZE
         self._would_block: tuple[type[OSError], ...] = (BlockingIOError,)
         self._tls: ssl.SSLSocket | None = None
         self._is_closed = False
@@ -131,8 +134,35 @@ class Stream:
         self._has_answer = False
         self._push()
 
+    def write(self, data: bytes, seconds: float) -> bool:
+        """Send all of `data`: then True. False if the peer spoke or hung up first, and may take no more.
+
+        TimeoutError after `seconds` in which nothing moved. Then b"" sends what is left.
+        """
+        if data:
+            self._unsent = memoryview(data)
+        while self._unsent and not self._is_closed and not self._has_heard():
+            self._push()
+            if self._unsent and not self._wait(seconds):
+                raise TimeoutError
+        return not self._unsent and not self._is_closed
+
+    def _has_heard(self) -> bool:
+        """Whether the peer has said something, which is kept for `read`; it may also have hung up."""
+        if self._heard is None and not self.is_quiet():
+            try:
+                self._heard = self._socket.recv(READ_SIZE)
+            except self._would_block:  # it was TLS that had something to say
+                pass
+            except OSError:
+                self._heard = b""
+        return self._heard is not None
+
     def read(self, seconds: float | None = None) -> bytes:
         """What has come, b"" at the end, TimeoutError after `seconds` in which nothing moved."""
+        if self._heard is not None:
+            heard, self._heard = self._heard, None
+            return heard
         while not self._is_closed:
             if not (self._tls and self._tls.pending()) and not self._wait(seconds):
                 raise TimeoutError
@@ -141,14 +171,15 @@ class Stream:
             if self.has_unsent:
                 self._push()
             try:
-                data = self._socket.recv(READ_SIZE)
-                self._has_answer = bool(data)
-                return data
+                data = self._socket.recv(self._read_size)
             except self._would_block:
                 continue
             except ConnectionResetError:
                 self._was_cut_off = True
                 raise
+            self._has_answer = bool(data)
+            self._read_size = min(2 * self._read_size, MAX_READ_SIZE) if len(data) == self._read_size else READ_SIZE
+            return data
         return b""
 
     def close(self) -> None:
@@ -230,6 +261,7 @@ def _connect_unix(path: str, deadline: float) -> Stream:
     descriptor = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     peer = QuietSocket(socket.AF_UNIX)
     peer.setblocking(False)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD)
     stream = Stream(peer)
     try:
         while True:

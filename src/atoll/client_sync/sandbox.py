@@ -13,6 +13,7 @@ import msgspec
 from atoll.client_sync import sessions
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.events import EventStream
+from atoll.client_sync.files import Files
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.processes import Processes
 from atoll.client_sync.server import find_server
@@ -125,7 +126,7 @@ def list_sandboxes(
     return found.sandboxes
 
 
-class Sandbox(Commands, Processes, Terminals):
+class Sandbox(Commands, Files, Processes, Terminals):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

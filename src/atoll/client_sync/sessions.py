@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 
 from atoll.client_sync.commands import Commands, Environment
+from atoll.client_sync.files import Files
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.processes import Processes
 from atoll.client_sync.terminals import Terminals
@@ -27,7 +28,7 @@ from atoll.protocol.messages import (
 )
 
 
-class Session(Commands, Processes, Terminals):
+class Session(Commands, Files, Processes, Terminals):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

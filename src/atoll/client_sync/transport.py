@@ -95,6 +95,18 @@ class Transport:
             raise
         return response
 
+    def begin(self, method: str, target: str, *, content_type: str, accept: str) -> Upload:
+        """A request whose body is sent piece by piece."""
+        stream = self._connection()
+        upload = Upload(self, stream)
+        head = f"{method} {target}{self._head}accept: {accept}\r\ncontent-type: {content_type}\r\n"
+        try:
+            upload.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+        except BaseException:
+            upload.close()
+            raise
+        return upload
+
     def take_back(self, stream: Stream) -> None:
         if len(self._idle) < IDLE_CONNECTIONS and self._owner == os.getpid():
             self._idle.append(stream)
@@ -159,11 +171,50 @@ class Transport:
             raise not_reachable(self.address, cause) from cause
 
 
+class Upload:
+    """A request under way, which is finished or takes the connection with it."""
+
+    def __init__(self, transport: Transport, stream: Stream) -> None:
+        self._transport = transport
+        self._stream = stream
+        self._response = Response(transport, stream)
+        self._is_wanted = True
+
+    def send(self, *parts: bytes | memoryview) -> bool:
+        """A piece of the body. False: the server has answered already, or hung up, and wants no more."""
+        size = sum(map(len, parts))
+        return self.write(b"".join((b"%x\r\n" % size, *parts, b"\r\n")))
+
+    def write(self, data: bytes) -> bool:
+        while self._is_wanted:
+            try:
+                self._is_wanted = self._stream.write(data, self._transport.quiet_seconds)
+                return self._is_wanted
+            except TimeoutError:
+                self._transport.check_alive()
+                data = b""
+        return False
+
+    def finish(self) -> Response:
+        """The answer, once its head is here."""
+        try:
+            self._response.may_keep_connection = self.write(b"0\r\n\r\n")
+            self._response.read_head()
+        except BaseException:
+            self.close()
+            raise
+        return self._response
+
+    def close(self) -> None:
+        self._response.close()
+
+
 class Response:
     """An answer: its head is here, its body comes as it is read. Left early, it takes the connection with it."""
 
     def __init__(self, transport: Transport, stream: Stream) -> None:
         self.status = 0
+        self.may_keep_connection = True
         self._transport = transport
         self._stream = stream
         self._answer = Answer()
@@ -215,7 +266,8 @@ class Response:
             self._stream.close()
 
     def _release(self) -> None:
-        if not self._is_released and self._answer.may_be_reused and not self._stream.has_unsent:
+        may_keep = self.may_keep_connection and self._answer.may_be_reused and not self._stream.has_unsent
+        if not self._is_released and may_keep:
             self._is_released = True
             self._answer.end()
             self._transport.take_back(self._stream)

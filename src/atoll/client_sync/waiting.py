@@ -9,9 +9,11 @@ from __future__ import annotations
 import select
 import socket
 import time
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+T = TypeVar("T")
 
 
 def wait_for_socket(
@@ -36,3 +38,18 @@ def look_up(host: str, port: int) -> list[AddressInfo]:
 
 def settle(outcome: object) -> None:
     """There is nothing to wait for: the callback has returned."""
+
+
+def iterate(content: object) -> Any:
+    """An iterator over what somebody gave us; None for a file, which is read, and all else."""
+    return iter(content) if isinstance(content, Iterable) and not hasattr(content, "read") else None
+
+
+def next_piece(iterator: Any) -> object:
+    """None at its end."""
+    return next(iterator, None)
+
+
+def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns that waits for a disk. So do we."""
+    return function(*arguments)

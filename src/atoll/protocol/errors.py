@@ -47,6 +47,7 @@ class ErrorCode(StrEnum):
     PERMISSION_DENIED = "PERMISSION_DENIED"
     INVALID_PATH = "INVALID_PATH"
     UNSAFE_ARCHIVE = "UNSAFE_ARCHIVE"
+    RANGE_NOT_SATISFIABLE = "RANGE_NOT_SATISFIABLE"
     PROCESS_NOT_FOUND = "PROCESS_NOT_FOUND"
     PROCESS_EXISTS = "PROCESS_EXISTS"
     INVALID_PROCESS_ID = "INVALID_PROCESS_ID"
@@ -301,6 +302,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.FILESYSTEM_ERROR: FileProblemError,
     ErrorCode.INVALID_PATH: InvalidValueError,
     ErrorCode.UNSAFE_ARCHIVE: InvalidValueError,
+    ErrorCode.RANGE_NOT_SATISFIABLE: InvalidValueError,
     ErrorCode.PROCESS_NOT_FOUND: NotFoundError,
     ErrorCode.PROCESS_EXISTS: AlreadyExistsError,
     ErrorCode.INVALID_PROCESS_ID: InvalidValueError,

@@ -27,7 +27,8 @@ class FileType(Enum):
     DEVICE = "device"
 
 
-class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
+# gc=False: there may be a hundred thousand of them, none holds another, and the collector would look at each.
+class FileInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something in a directory. `target` is where a symbolic link points."""
 
     raw_path: bytes  # absolute
@@ -177,6 +178,8 @@ class UnpackFiles(FileCall, frozen=True, kw_only=True, tag="unpack_files"):
 class WatchFiles(FileCall, frozen=True, kw_only=True, tag="watch_files"):
     """EVENT FileChanges, the first of them empty as soon as watching has begun, until cancelled.
 
+    If the directory itself is deleted or moved, that is the last change, and DONE FileDone with their number follows.
+
     `include` and `exclude` are shell patterns, matched against the path from the watched directory and the name.
     """
 
@@ -184,6 +187,13 @@ class WatchFiles(FileCall, frozen=True, kw_only=True, tag="watch_files"):
     recursive: bool = True
     include: list[bytes] = []
     exclude: list[bytes] = []
+
+
+Call = (
+    (ReadFile | WriteFile | ListFiles | StatFile | MakeDirectory | DeleteFile | DeleteDirectory)
+    | (MoveFile | CopyFile | ChangeMode)
+    | (PackFiles | UnpackFiles | WatchFiles)
+)
 
 
 class FileList(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +204,9 @@ class FileDone(msgspec.Struct, frozen=True, kw_only=True):
     """`count`: bytes or entries, as the call says."""
 
     count: int = 0
+
+
+Result = FileInfo | FileDone
 
 
 class ChangeType(Enum):
@@ -258,11 +271,13 @@ def check_mode(mode: object) -> int:
     return mode
 
 
+_file_call: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
 _file_info = msgspec.msgpack.Decoder(FileInfo)
 _file_list = msgspec.msgpack.Decoder(FileList)
 _file_done = msgspec.msgpack.Decoder(FileDone)
 _file_changes = msgspec.msgpack.Decoder(FileChanges)
 
+decode_file_call = _file_call.decode
 decode_file_info = _file_info.decode
 decode_file_list = _file_list.decode
 decode_file_done = _file_done.decode

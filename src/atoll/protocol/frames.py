@@ -43,6 +43,21 @@ class FrameError(Exception):
 _KINDS = {int(kind): kind for kind in FrameKind}
 
 
+def encode_header(kind: FrameKind, length: int) -> bytes:
+    """What comes before a payload of so many bytes, which are sent apart."""
+    return _HEADER.pack(length, kind)
+
+
+def decode_header(header: bytes | bytearray) -> tuple[int, FrameKind]:
+    """The length that is claimed, and the kind."""
+    length, kind = _HEADER.unpack(header)
+    if length > MAX_PAYLOAD:
+        raise FrameError(f"a frame claims {length} bytes; {MAX_PAYLOAD} are allowed")
+    if kind not in _KINDS:
+        raise FrameError(f"{kind} is no kind of frame")
+    return length, _KINDS[kind]
+
+
 def encode_frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     if len(payload) > MAX_PAYLOAD:
         raise FrameError(f"a frame holds at most {MAX_PAYLOAD} bytes, not {len(payload)}")
@@ -60,24 +75,30 @@ class FrameDecoder:
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
-        self._buffer += data
+        self.push(data)
         frames: list[Frame] = []
-        position = 0
-        while (end := self._frame_end(position)) is not None:
-            kind = _KINDS[self._buffer[position + 4]]
-            frames.append(Frame(kind, bytes(self._buffer[position + HEADER_SIZE : end])))
-            position = end
-        del self._buffer[:position]
+        while frame := self.pop():
+            frames.append(frame)
         return frames
 
-    def _frame_end(self, position: int) -> int | None:
-        """Where the frame that starts at `position` ends, once all of it is here."""
-        if len(self._buffer) - position < HEADER_SIZE:
+    def push(self, data: bytes) -> None:
+        self._buffer += data
+
+    def pop(self) -> Frame | None:
+        """The next frame, once all of it is here."""
+        if len(self._buffer) < HEADER_SIZE:
             return None
-        length, kind = _HEADER.unpack_from(self._buffer, position)
-        if length > MAX_PAYLOAD:
-            raise FrameError(f"a frame claims {length} bytes; {MAX_PAYLOAD} are allowed")
-        if kind not in _KINDS:
-            raise FrameError(f"{kind} is no kind of frame")
-        end = position + HEADER_SIZE + int(length)
-        return end if end <= len(self._buffer) else None
+        length, kind = decode_header(self._buffer[:HEADER_SIZE])
+        end = HEADER_SIZE + length
+        if end > len(self._buffer):
+            return None
+        with memoryview(self._buffer) as view:  # a slice of the buffer would be one more copy
+            payload = bytes(view[HEADER_SIZE:end])
+        del self._buffer[:end]
+        return Frame(kind, payload)
+
+    def take_rest(self) -> bytes:
+        """What was pushed and not popped, for somebody else to decode."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest

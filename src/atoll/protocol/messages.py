@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.protocol import processes, terminals
+from atoll.protocol import files, processes, terminals
 from atoll.protocol.errors import ErrorBody
 
 PROTOCOL_VERSION = 1
@@ -77,7 +77,7 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping", forbid_unknown
 
 
 Call = (Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping) | (
-    processes.Call | terminals.Call
+    files.Call | processes.Call | terminals.Call
 )
 
 
@@ -107,7 +107,7 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
     commands_running: int
 
 
-Result = ExecDone | SessionInfo | Sessions | Pong | processes.Result | terminals.Result
+Result = ExecDone | SessionInfo | Sessions | Pong | files.Result | processes.Result | terminals.Result
 
 _encoder = msgspec.msgpack.Encoder()
 _call_decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)

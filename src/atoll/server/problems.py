@@ -36,6 +36,7 @@ _STATUS = {
     ErrorCode.FILESYSTEM_ERROR: 409,
     ErrorCode.BODY_TOO_LARGE: 413,
     ErrorCode.CONTENT_TYPE_NOT_SUPPORTED: 415,
+    ErrorCode.RANGE_NOT_SATISFIABLE: 416,
     ErrorCode.INVALID_API_KEY: 401,
     ErrorCode.FORBIDDEN_ORIGIN: 403,
     ErrorCode.PERMISSION_DENIED: 403,
@@ -66,8 +67,8 @@ def status_of(problem: AtollError) -> int:
     return next((status for branch, status in _BY_BRANCH if isinstance(problem, branch)), 500)
 
 
-def problem_response(problem: AtollError) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if problem.code == ErrorCode.INVALID_API_KEY else None
+def problem_response(problem: AtollError, headers: dict[str, str] | None = None) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if problem.code == ErrorCode.INVALID_API_KEY else headers
     return json_response(problem.to_body(), status_of(problem), headers)
 
 

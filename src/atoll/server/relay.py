@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame
+from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
 from atoll.protocol.messages import encode_message
 from atoll.server.problems import problem_response
 from atoll.supervisor.agent_link import AgentConnection, AgentLink, Operation
@@ -116,20 +116,22 @@ class Answer:
 
     async def _next_batch(self, agent: AgentConnection) -> tuple[bytes, bool]:
         """All frames that have come, and whether the last of the operation is among them."""
-        batch = bytearray()
+        parts: list[bytes] = []
+        size = 0
         try:
             while True:
                 frame = await agent.next_frame()
-                batch += encode_frame(frame.kind, frame.payload)
+                parts += (encode_header(frame.kind, len(frame.payload)), frame.payload)
+                size += len(frame.payload)
                 if frame.kind is FrameKind.DONE:
-                    return bytes(batch), True
-                if not agent.has_frame or len(batch) > BATCH_BYTES:
-                    return bytes(batch), False
+                    return b"".join(parts), True
+                if not agent.has_frame or size > BATCH_BYTES:
+                    return b"".join(parts), False
         except AtollError as problem:
-            if not batch and not self._has_begun:
+            if not parts and not self._has_begun:
                 raise
-            batch += encode_frame(FrameKind.FAILED, encode_message(problem.to_body()))
-            return bytes(batch), True
+            parts.append(encode_frame(FrameKind.FAILED, encode_message(problem.to_body())))
+            return b"".join(parts), True
 
     async def _begin(self, length: int | None) -> None:
         self._has_begun = True

@@ -10,11 +10,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, SessionRequest
+from atoll.protocol.file_bodies import (
+    CopyRequest,
+    DirectoryRequest,
+    FileCountBody,
+    FileInfoBody,
+    FileListBody,
+    ModeRequest,
+    MoveRequest,
+)
 from atoll.protocol.messages import SessionInfo, Sessions
 from atoll.protocol.processes import ProcessCount, ProcessInfo, ProcessList
 from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxInfo, SandboxList, SandboxOptions, ServerInfo
 from atoll.protocol.terminals import TerminalInfo, TerminalList, TerminalRequest, TerminalSize
-from atoll.server import commands, processes, sandboxes, server_info, terminals
+from atoll.server import commands, files, processes, sandboxes, server_info, terminals
 from atoll.server.relay import FRAMES, Relay
 
 Endpoint = Callable[[Request], Awaitable[Response]] | Relay
@@ -48,6 +57,141 @@ LOG_SINCE = Query("since", {"type": "integer", "minimum": 0}, "only what comes a
 FOLLOW = Query("follow", {"type": "boolean"}, "whether a stream goes on with what comes")
 LABEL = Query("label", {"type": "array", "items": {"type": "string"}}, "NAME=VALUE; may be given several times")
 STATE = Query("state", {"type": "string", "enum": STATES}, "only sandboxes in this state")
+
+BOOLEAN = {"type": "boolean"}
+PATH = (
+    Query("path", {"type": "string"}, "a path; a relative one counts from the session's directory"),
+    Query("path_base64", {"type": "string"}, "the same in base64, for names that are not UTF-8"),
+    Query("session_id", {"type": "string"}, "whose directory; the default session's if not given"),
+)
+RECURSIVE = Query("recursive", BOOLEAN, "also what is in directories")
+HIDDEN = Query("hidden", BOOLEAN, "also names that begin with a dot")
+FOLLOW = Query("follow", BOOLEAN, "what a link points to, not the link; true if not given")
+MODE = Query("mode", {"type": "string", "pattern": "^0?[0-7]{1,4}$"}, "octal, such as 0644")
+SYNC = Query("sync", BOOLEAN, "answer when it is on disk")
+EXCLUSIVE = Query("exclusive", BOOLEAN, "fail if it is there already")
+PATTERNS = {"type": "array", "items": {"type": "string"}}
+INCLUDE = Query("include", PATTERNS, "only names or paths like this shell pattern; may be given several times")
+EXCLUDE = Query("exclude", PATTERNS, "no names or paths like this shell pattern; may be given several times")
+BINARY = "application/octet-stream"
+
+FILE_ROUTES = (
+    ApiRoute(
+        method="GET",
+        path="/v1/sandboxes/{id}/files",
+        endpoint=files.list_files,
+        summary="What is in a directory",
+        tag="files",
+        queries=(*PATH, RECURSIVE, HIDDEN),
+        answers={200: FileListBody},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path="/v1/sandboxes/{id}/files",
+        endpoint=files.delete_files,
+        summary="Delete a file, or with recursive a directory",
+        tag="files",
+        queries=(*PATH, RECURSIVE),
+        answers={204: None},
+    ),
+    ApiRoute(
+        method="GET",
+        path="/v1/sandboxes/{id}/files/content",
+        endpoint=files.get_content,
+        summary="A file's bytes, or with a Range header some of them",
+        tag="files",
+        queries=PATH,
+        answers={200: bytes, 206: bytes},
+        answer_type=BINARY,
+    ),
+    ApiRoute(
+        method="PUT",
+        path="/v1/sandboxes/{id}/files/content",
+        endpoint=files.put_content,
+        summary="Write a file, of any size; nobody sees half of it",
+        tag="files",
+        queries=(*PATH, MODE, SYNC, EXCLUSIVE),
+        body=bytes,
+        body_type=BINARY,
+        answers={200: FileInfoBody},
+    ),
+    ApiRoute(
+        method="GET",
+        path="/v1/sandboxes/{id}/files/info",
+        endpoint=files.get_info,
+        summary="Type, size, mode, owner and time of a file",
+        tag="files",
+        queries=(*PATH, FOLLOW),
+        answers={200: FileInfoBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/files/directory",
+        endpoint=files.post_directory,
+        summary="Make a directory",
+        tag="files",
+        body=DirectoryRequest,
+        answers={201: FileInfoBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/files/move",
+        endpoint=files.post_move,
+        summary="Give a file or directory another name or place",
+        tag="files",
+        body=MoveRequest,
+        answers={200: FileInfoBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/files/copy",
+        endpoint=files.post_copy,
+        summary="Copy a file within the sandbox",
+        tag="files",
+        body=CopyRequest,
+        answers={200: FileInfoBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/files/mode",
+        endpoint=files.post_mode,
+        summary="Change a file's permissions",
+        tag="files",
+        body=ModeRequest,
+        answers={200: FileInfoBody},
+    ),
+    ApiRoute(
+        method="GET",
+        path="/v1/sandboxes/{id}/files/archive",
+        endpoint=files.get_archive,
+        summary="A directory as a tar archive, with names from within it",
+        tag="files",
+        queries=PATH,
+        answers={200: bytes},
+        answer_type=files.TAR,
+    ),
+    ApiRoute(
+        method="PUT",
+        path="/v1/sandboxes/{id}/files/archive",
+        endpoint=files.put_archive,
+        summary="Unpack a tar archive into a directory",
+        tag="files",
+        queries=PATH,
+        body=bytes,
+        body_type=files.TAR,
+        answers={200: FileCountBody},
+    ),
+    ApiRoute(
+        method="GET",
+        path="/v1/sandboxes/{id}/files/watch",
+        endpoint=files.get_watch,
+        summary="What changes in a directory, as it changes; the first event is ready",
+        tag="files",
+        queries=(*PATH, RECURSIVE, INCLUDE, EXCLUDE),
+        answers={200: bytes},
+        answer_type=sandboxes.EVENT_STREAM,
+    ),
+)
 
 ROUTES = (
     ApiRoute(
@@ -166,6 +310,7 @@ ROUTES = (
         tag="sessions",
         answers={204: None},
     ),
+    *FILE_ROUTES,
     ApiRoute(
         method="GET",
         path="/v1/sandboxes/{id}/processes",

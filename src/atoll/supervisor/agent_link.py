@@ -27,7 +27,7 @@ from atoll.protocol.errors import (
     error,
     from_body,
 )
-from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
+from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
 from atoll.protocol.messages import (
     Call,
     CreateSession,
@@ -61,6 +61,7 @@ MAX_OUTPUT_KEPT = 64 * 2**20
 CONNECT_PAUSE = 0.005
 # How a Unix socket says that its peer is gone and has not read everything: while we write, and once we have written.
 UNREAD = (BrokenPipeError, ConnectionResetError)
+SENT_AHEAD = 2**20  # the kernel gives twice its default at most: large files go twice as far without a wait
 
 T = TypeVar("T")
 
@@ -165,6 +166,7 @@ class AgentLink:
         peer = socket.socket(socket.AF_UNIX)
         try:
             peer.setblocking(False)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD)
             while True:
                 try:
                     peer.connect(self._path)
@@ -246,7 +248,9 @@ class AgentConnection(asyncio.Protocol):
     async def send_frame(self, frame: Frame) -> None:
         self._has_input = True
         await self._can_write.wait()
-        self._write(encode_frame(frame.kind, frame.payload))
+        if self._transport and not self._transport.is_closing():
+            # Apart, so that what may be large is not copied once more.
+            self._transport.writelines((encode_header(frame.kind, len(frame.payload)), frame.payload))
 
     @property
     def has_frame(self) -> bool:

@@ -1,0 +1,88 @@
+"""What a file system refuses, in the caller's words."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import NamedTuple
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+
+
+class _Refusal(NamedTuple):
+    code: ErrorCode
+    message: str  # with the path in it
+    remedy: str
+
+
+_NO_SPACE = _Refusal(
+    ErrorCode.NO_SPACE, "no space is left for {}", "Delete what is not needed, or give the sandbox a larger disk."
+)
+_DENIED = _Refusal(
+    ErrorCode.PERMISSION_DENIED,
+    "{} may not be used like this: {why}",
+    "It is protected, also from root in the sandbox.",
+)
+_TOO_LARGE = _Refusal(ErrorCode.FILE_TOO_LARGE, "{} would be larger than a file can be", "Write less.")
+_BUSY = _Refusal(ErrorCode.RESOURCE_BUSY, "{} is in use: {why}", "Try again when nothing uses it.")
+_TOO_MANY = _Refusal(ErrorCode.TOO_MANY_FILES, "{} cannot be opened: {why}", "End what holds so many files open.")
+_NOT_A_FILE = _Refusal(ErrorCode.NOT_A_FILE, "{} is not a file that can be read and written", "Use a command for it.")
+
+_REFUSALS = {
+    errno.ENOENT: _Refusal(ErrorCode.FILE_NOT_FOUND, "{} does not exist", "Check the path, or make it first."),
+    errno.EISDIR: _Refusal(ErrorCode.IS_DIRECTORY, "{} is a directory", "Give a file."),
+    errno.ENOTDIR: _Refusal(
+        ErrorCode.NOT_DIRECTORY, "{} is not a directory, or one above it is not", "Check the path."
+    ),
+    errno.EEXIST: _Refusal(ErrorCode.FILE_EXISTS, "{} exists already", "Choose another name, or remove it first."),
+    errno.ENOTEMPTY: _Refusal(ErrorCode.DIRECTORY_NOT_EMPTY, "{} is not empty", "Remove what is in it first."),
+    errno.ENAMETOOLONG: _Refusal(
+        ErrorCode.NAME_TOO_LONG, "{} is too long", "A name has 255 bytes at most, a path 4095. Use a shorter one."
+    ),
+    errno.ELOOP: _Refusal(ErrorCode.TOO_MANY_LINKS, "{} leads through too many links", "They may form a loop: look."),
+    errno.EROFS: _Refusal(ErrorCode.READ_ONLY, "{} is on a read-only file system", "Write somewhere else."),
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EFBIG: _TOO_LARGE,
+    errno.EOVERFLOW: _TOO_LARGE,
+    errno.EBUSY: _BUSY,
+    errno.ETXTBSY: _BUSY,
+    errno.EAGAIN: _BUSY,
+    errno.ESTALE: _Refusal(ErrorCode.RESOURCE_BUSY, "{} was changed meanwhile", "Try again."),
+    errno.EMFILE: _TOO_MANY,
+    errno.ENFILE: _TOO_MANY,
+    errno.ENXIO: _NOT_A_FILE,
+    errno.ENODEV: _NOT_A_FILE,
+}
+_OTHER = _Refusal(ErrorCode.FILESYSTEM_ERROR, "{} cannot be used: {why}", "See what the file system says about it.")
+
+
+def file_error(cause: OSError, path: bytes) -> AtollError:
+    """What to tell about `path`. An error that knows an absolute path of its own is told about that one."""
+    if isinstance(cause, AtollError):
+        return cause  # it has been told already
+    if isinstance(cause.filename, bytes) and cause.filename.startswith(b"/"):
+        path = cause.filename
+    refusal = _REFUSALS.get(cause.errno or 0, _OTHER)
+    message = refusal.message.format(f"{os.fsdecode(path)!r}", why=cause.strerror)
+    return error(refusal.code, message, remedy=refusal.remedy, path=shown(path))
+
+
+def not_a_file(path: bytes, what: str) -> AtollError:
+    message = f"{os.fsdecode(path)!r} is a {what}, not a file"
+    return error(ErrorCode.NOT_A_FILE, message, remedy="Use a command for it.", path=shown(path))
+
+
+def is_a_directory(path: bytes, remedy: str) -> AtollError:
+    return error(ErrorCode.IS_DIRECTORY, f"{os.fsdecode(path)!r} is a directory", remedy=remedy, path=shown(path))
+
+
+def is_not_a_directory(path: bytes, remedy: str) -> AtollError:
+    return error(ErrorCode.NOT_DIRECTORY, f"{os.fsdecode(path)!r} is not a directory", remedy=remedy, path=shown(path))
+
+
+def shown(path: bytes) -> str:
+    """As text that any wire takes."""
+    return path.decode("utf-8", "backslashreplace")

@@ -1,0 +1,1 @@
+"""Trees of files, walked by descriptors, and packed into a stream."""

@@ -1,0 +1,82 @@
+"""Walking a tree of directories that somebody else may change meanwhile.
+
+Each step is taken from a descriptor of the directory above and follows no link, so that no path is ever looked up
+twice and nothing leads out. One descriptor is open however deep it goes: the way back is "..", and is checked.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+Identity = tuple[int, int]
+
+
+class Descent:
+    """A directory somewhere in a tree: `fd` is open there, `names` lead there from where it began."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd` is ours from now on."""
+        self.fd = fd
+        self.names: list[bytes] = []
+        self._above: list[Identity] = []
+
+    def __enter__(self) -> Descent:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self.fd)
+
+    def enter(self, name: bytes) -> None:
+        fd = os.open(name, OPEN_DIRECTORY, dir_fd=self.fd)
+        self._above.append(identity(os.fstat(self.fd)))
+        self.names.append(name)
+        os.close(self.fd)
+        self.fd = fd
+
+    def leave(self) -> bytes:
+        """Go back up; the name of what was left."""
+        fd = os.open(b"..", OPEN_DIRECTORY, dir_fd=self.fd)
+        os.close(self.fd)
+        self.fd = fd
+        if identity(os.fstat(fd)) != self._above.pop():
+            raise OSError(errno.ESTALE, "it was moved meanwhile")
+        return self.names.pop()
+
+    def path_of(self, name: bytes) -> bytes:
+        """`name` in this directory, counted from where the descent began."""
+        return b"/".join((*self.names, name))
+
+
+def go_on(descent: Descent, unfinished: list[list[bytes]], depth: int = 0) -> bool:
+    """To the next directory of those that are unfinished, one list for each level below `depth`, the next one last.
+
+    False if there is none. What is gone, or no directory any more, is passed over.
+    """
+    while True:
+        while unfinished[-1]:
+            try:
+                descent.enter(unfinished[-1].pop())
+                return True
+            except OSError as cause:
+                if cause.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise
+        unfinished.pop()
+        if len(descent.names) == depth:
+            return False
+        descent.leave()
+
+
+def identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino
+
+
+def names_in(fd: int) -> list[bytes]:
+    """What is in a directory, in the order of the bytes. The names alone have to fit into memory."""
+    return sorted(map(os.fsencode, os.listdir(fd)))

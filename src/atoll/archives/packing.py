@@ -1,0 +1,111 @@
+"""A file or a directory as a tar archive, made piece by piece."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from atoll.archives.descent import OPEN_DIRECTORY, Descent, go_on, names_in
+from atoll.archives.tar import END, Entry, EntryType, encode_entry, padding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PIECE = 256 * 1024
+
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL)  # or something else by now
+
+
+class Packer:
+    """`pieces` are the archive. An error has the path in `filename`.
+
+    A directory's entries are named from within it, after "." for itself; a file is one entry with its own name.
+    Links are packed, not followed; sockets, FIFOs and devices are left out, and so is what vanishes meanwhile.
+    """
+
+    def __init__(self, path: bytes) -> None:
+        self.count = 0  # entries, without "."
+        self._path = path
+        self._ready = bytearray()
+
+    def pieces(self) -> Iterator[bytes]:
+        status = os.stat(self._path)
+        if stat.S_ISDIR(status.st_mode):
+            self._add(_entry(b".", EntryType.DIRECTORY, status))
+            yield from self._pack_directory()
+        else:
+            name = os.path.basename(self._path.rstrip(b"/"))
+            yield from self._pack_file(name, os.open(self._path, _READING & ~os.O_NOFOLLOW))
+        yield bytes(self._ready) + END
+
+    def _pack_directory(self) -> Iterator[bytes]:
+        with Descent(os.open(self._path, OPEN_DIRECTORY & ~os.O_NOFOLLOW)) as descent:
+            unfinished: list[list[bytes]] = []
+            name = b""
+            try:
+                while True:
+                    directories: list[bytes] = []
+                    for name in names_in(descent.fd):
+                        yield from self._pack_entry(name, descent, directories)
+                    unfinished.append(directories[::-1])
+                    name = b""
+                    if not go_on(descent, unfinished):
+                        return
+            except OSError as cause:
+                path = b"/".join(filter(None, (self._path, *descent.names, name)))
+                raise OSError(cause.errno, cause.strerror, path) from cause
+
+    def _pack_entry(self, name: bytes, descent: Descent, directories: list[bytes]) -> Iterator[bytes]:
+        path = descent.path_of(name)
+        try:
+            status = os.stat(name, dir_fd=descent.fd, follow_symlinks=False)
+            match stat.S_IFMT(status.st_mode):
+                case stat.S_IFREG:
+                    yield from self._pack_file(path, os.open(name, _READING, dir_fd=descent.fd))
+                case stat.S_IFDIR:
+                    self.count += 1
+                    self._add(_entry(path, EntryType.DIRECTORY, status))
+                    directories.append(name)
+                case stat.S_IFLNK:
+                    target = os.readlink(name, dir_fd=descent.fd)
+                    self.count += 1
+                    self._add(_entry(path, EntryType.SYMLINK, status)._replace(target=target))
+        except OSError as cause:
+            if cause.errno not in _GONE:
+                raise
+        if len(self._ready) >= PIECE:
+            yield self._take()
+
+    def _pack_file(self, name: bytes, fd: int) -> Iterator[bytes]:
+        """As many bytes as it has now: what is added meanwhile is left out, what is cut off becomes zeros."""
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                return
+            self.count += 1
+            left = status.st_size
+            self._add(_entry(name, EntryType.FILE, status)._replace(size=left))
+            while left:
+                data = os.read(fd, min(left, PIECE)) or b"\0" * min(left, PIECE)
+                left -= len(data)
+                self._ready += data
+                if len(self._ready) >= PIECE:
+                    yield self._take()
+            self._ready += padding(status.st_size)
+        finally:
+            os.close(fd)
+
+    def _add(self, entry: Entry) -> None:
+        self._ready += encode_entry(entry)
+
+    def _take(self) -> bytes:
+        taken = bytes(self._ready)
+        self._ready.clear()
+        return taken
+
+
+def _entry(name: bytes, kind: EntryType, status: os.stat_result) -> Entry:
+    return Entry(name, kind, mode=stat.S_IMODE(status.st_mode), modified_at=int(status.st_mtime))

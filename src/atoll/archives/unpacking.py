@@ -1,0 +1,188 @@
+"""A tar archive turned into files below a directory, and nowhere else, whoever made the archive.
+
+Rules:
+1. Every step of a name is taken from a descriptor of the directory above and follows no link. A name with a link on
+   its way, also one that was there before, is refused; so are "..", absolute names and what is no file, directory or
+   symbolic link.
+2. What is in the way of a file or a link is removed, not opened: nothing is written through a link or into a file that
+   has another name elsewhere. A directory that is in the way stays, and is an error.
+3. Where the archive comes from a stranger, a link may point only to what is below the directory. Its target may go up
+   first and then down, not up again: a step down can be another link, and ".." after that leads nobody knows where.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from atoll.archives.descent import OPEN_DIRECTORY
+from atoll.archives.tar import Entry, EntryType, TarReader, unsafe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+T = TypeVar("T")
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_DIRECTORY_MODE = 0o755
+
+
+class Policy(NamedTuple):
+    keeps_any_link: bool
+    modes: int  # what of a mode is kept
+
+
+IN_SANDBOX = Policy(keeps_any_link=True, modes=0o7777)  # where a link leads, only the sandbox goes
+ON_HOST = Policy(keeps_any_link=False, modes=0o777)  # a program that becomes another user is for nobody to bring
+
+
+class Unpacker:
+    """`feed` it, then `close`. An OSError is about `current`, the name of an entry."""
+
+    def __init__(self, directory: int, policy: Policy) -> None:
+        """`directory` is a descriptor, which stays the caller's."""
+        self.count = 0  # entries, without "."
+        self.current = b""
+        self._root = directory
+        self._policy = policy
+        self._reader = TarReader()
+        self._parent = b""  # the name of the directory that `_parent_fd` is open at
+        self._parent_fd = directory
+        self._entry: Entry | None = None
+        self._file = -1  # while one is being written
+        self._left = 0
+
+    def __enter__(self) -> Unpacker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, at: TracebackType | None) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self._leave_parent()
+
+    def feed(self, data: bytes | memoryview) -> None:
+        for part in self._reader.feed(data):
+            if isinstance(part, Entry):
+                self._take(part)
+            else:
+                self._write(part)
+
+    def close(self) -> None:
+        """The archive is complete, or this says that it is not."""
+        self._reader.close()
+
+    def _take(self, entry: Entry) -> None:
+        self.current = entry.name
+        steps = _steps(entry.name)
+        if not steps:
+            if entry.type is not EntryType.DIRECTORY:
+                raise unsafe(entry.name, "has no name of its own", "Name it.")
+            return
+        self.count += 1
+        parent = self._enter(steps[:-1])
+        match entry.type:
+            case EntryType.DIRECTORY:
+                self._make_directory(parent, steps[-1], entry)
+            case EntryType.SYMLINK:
+                self._make_link(parent, steps, entry)
+            case EntryType.FILE:
+                self._file = _make(lambda: os.open(steps[-1], _NEW, 0o600, dir_fd=parent), parent, steps[-1])
+                self._entry, self._left = entry, entry.size
+                if not entry.size:
+                    self._finish_file()
+
+    def _write(self, data: memoryview) -> None:
+        self._left -= len(data)
+        while data:
+            data = data[os.write(self._file, data) :]
+        if not self._left:
+            self._finish_file()
+
+    def _finish_file(self) -> None:
+        assert self._entry
+        os.fchmod(self._file, self._entry.mode & self._policy.modes)
+        with suppress(OverflowError, OSError):  # a time that this file system cannot keep
+            os.utime(self._file, (self._entry.modified_at, self._entry.modified_at))
+        os.close(self._file)
+        self._file = -1
+
+    def _make_directory(self, parent: int, name: bytes, entry: Entry) -> None:
+        fd = self._open_directory(parent, name)
+        try:
+            os.fchmod(fd, entry.mode & self._policy.modes | 0o700)  # what it holds is yet to come
+        finally:
+            os.close(fd)
+
+    def _make_link(self, parent: int, steps: list[bytes], entry: Entry) -> None:
+        if not entry.target:
+            raise unsafe(entry.name, "is a link to nothing", "Leave it out.")
+        if not self._policy.keeps_any_link and not stays_inside(entry.target, depth=len(steps) - 1):
+            target = entry.target.decode("utf-8", "backslashreplace")[:200]
+            raise unsafe(entry.name, f"is a link that leads out of it, to {target!r}", "Leave it out.")
+        _make(lambda: os.symlink(entry.target, steps[-1], dir_fd=parent), parent, steps[-1])
+
+    def _enter(self, steps: list[bytes]) -> int:
+        """A descriptor of the directory that `steps` lead to, made if need be."""
+        name = b"/".join(steps)
+        if name != self._parent:
+            self._leave_parent()
+            for step in steps:
+                below = self._open_directory(self._parent_fd, step)
+                if self._parent_fd != self._root:
+                    os.close(self._parent_fd)
+                self._parent_fd = below
+            self._parent = name
+        return self._parent_fd
+
+    def _leave_parent(self) -> None:
+        if self._parent_fd != self._root:
+            os.close(self._parent_fd)
+        self._parent, self._parent_fd = b"", self._root
+
+    def _open_directory(self, parent: int, name: bytes) -> int:
+        with suppress(FileExistsError):
+            os.mkdir(name, _NEW_DIRECTORY_MODE, dir_fd=parent)
+        try:
+            return os.open(name, OPEN_DIRECTORY, dir_fd=parent)
+        except OSError as cause:
+            if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                raise unsafe(self.current, "leads through a link", "Remove the link, or unpack elsewhere.") from cause
+            raise
+
+
+def stays_inside(target: bytes, *, depth: int) -> bool:
+    """Whether a link in a directory `depth` steps below the root of a tree leads nowhere but into it."""
+    if target.startswith(b"/"):
+        return False
+    steps = [step for step in target.split(b"/") if step not in (b"", b".")]
+    up = 0
+    while up < len(steps) and steps[up] == b"..":
+        up += 1
+    return up <= depth and b".." not in steps[up:]
+
+
+def _steps(name: bytes) -> list[bytes]:
+    if name.startswith(b"/"):
+        raise unsafe(name, "has an absolute name", "Name it from the directory it is in.")
+    if b"\0" in name:
+        raise unsafe(name, "has a NUL in its name", "Leave it out.")
+    steps = [step for step in name.split(b"/") if step not in (b"", b".")]
+    if b".." in steps:
+        raise unsafe(name, "leads out of it by '..'", "Name it from the directory it is in.")
+    return steps
+
+
+def _make(make: Callable[[], T], parent: int, name: bytes) -> T:
+    """Make something new; what is in the way goes first."""
+    try:
+        return make()
+    except FileExistsError:
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+        os.unlink(name, dir_fd=parent)
+        return make()

@@ -1,0 +1,160 @@
+"""`atoll cp`: files and directories, into a sandbox and out of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedIOBase
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from atoll.cli.live_command import STDIN, STDOUT, write_all
+from atoll.cli.options import complete_id, server_options
+from atoll.cli.tables import print_document
+from atoll.cli.text import printable
+from atoll.client_sync.sandbox import Sandbox, get_sandbox
+from atoll.protocol.errors import AtollError
+from atoll.protocol.file_bodies import to_shown
+from atoll.protocol.ids import parse_sandbox_id
+
+STREAM = "-"
+CHUNK = 1024 * 1024
+
+OnProgress = Callable[[int, int | None], object]
+
+
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints. For a directory `bytes` is the size of its archive."""
+
+    source: str
+    target: str
+    bytes: int
+
+
+class Remote(msgspec.Struct, frozen=True):
+    """ID:PATH"""
+
+    sandbox_id: str
+    path: str
+
+
+@click.command(short_help="Copy files into a sandbox, or out of it.")
+@click.argument("source", metavar="SRC", shell_complete=complete_id)
+@click.argument("target", metavar="DST", shell_complete=complete_id)
+@server_options
+def cp(source: str, target: str, url: str | None, api_key: str | None, as_json: bool) -> None:
+    """Copy a file or a directory. One of SRC and DST is ID:PATH, in the sandbox ID; the other is on this machine.
+
+    \b
+      atoll cp data.csv user-123:/workspace/
+      atoll cp user-123:/workspace/results ./results
+      tar c src | atoll cp - user-123:src.tar
+      atoll cp user-123:/etc/os-release -
+
+    A directory is copied with all that is in it. What exists at DST and is a directory takes SRC in, as with cp. A
+    relative PATH counts from /workspace, or wherever the sandbox's shell is. A local name with a colon in it is written
+    with ./ before it.
+    """
+    far_source, far_target = parse_remote(source), parse_remote(target)
+    if (far_source is None) == (far_target is None):
+        raise click.UsageError("One of SRC and DST must be ID:PATH, and only one.")
+    if as_json and target == STREAM:
+        raise click.UsageError("Standard output cannot take both the file and --json.")
+    far = far_source or far_target
+    assert far
+    sandbox = get_sandbox(far.sandbox_id, url=url, api_key=api_key)
+    counter = Counter()
+    with sandbox, progress_bar(far, counter, is_wanted=not as_json and STREAM not in (source, target)) as on_progress:
+        if far_source:
+            copy_out(sandbox, far_source.path, target, on_progress)
+        else:
+            copy_in(sandbox, source, far.path, on_progress)
+    if as_json:
+        print_document(Copied(source=_shown(source), target=_shown(target), bytes=counter.done))
+
+
+def parse_remote(word: str) -> Remote | None:
+    """None for a local name, also one with a colon that cannot be an id's."""
+    before, colon, path = word.partition(":")
+    if not colon or "/" in before:
+        return None
+    with suppress(AtollError):
+        return Remote(parse_sandbox_id(before), path or ".")
+    raise click.UsageError(
+        f"{printable(before)!r} is not a sandbox's id. A local name with a colon needs ./ before it."
+    )
+
+
+def copy_in(sandbox: Sandbox, source: str, target: str, on_progress: OnProgress) -> None:
+    if source == STREAM:
+        with open(STDIN, "rb", closefd=False) as stdin:
+            sandbox.write_file(target, counted(stdin, on_progress))
+        return
+    if is_remote_directory(sandbox, target):
+        target = f"{target.rstrip('/')}/"
+        if Path(source).is_dir() and Path(source).name != "..":  # what is in "..", "." or "/" goes there by itself
+            target += Path(source).name
+    sandbox.upload(source, target, on_progress=on_progress)
+
+
+def copy_out(sandbox: Sandbox, source: str, target: str, on_progress: OnProgress) -> None:
+    if target == STREAM:
+        with sandbox.read_file_stream(source) as stream:
+            for chunk in stream:
+                write_all(STDOUT, chunk)
+        return
+    name = source.rstrip("/").rpartition("/")[2]
+    if Path(target).is_dir() and name not in ("", ".", "..") and is_remote_directory(sandbox, source):
+        target = str(Path(target) / name)
+    sandbox.download(source, target, on_progress=on_progress)
+
+
+def is_remote_directory(sandbox: Sandbox, path: str) -> bool:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sandbox.stat(path).is_directory
+    return False
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.done = 0
+
+
+@contextmanager
+def progress_bar(far: Remote, counter: Counter, *, is_wanted: bool) -> Iterator[OnProgress]:
+    """Shown where a person watches, and gone when it is done."""
+
+    def count(done: int, total: int | None) -> None:
+        counter.done = done
+
+    if not is_wanted or not sys.stderr or not sys.stderr.isatty():
+        yield count
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        task = progress.add_task(printable(far.path), total=None)
+
+        def show(done: int, total: int | None) -> None:
+            count(done, total)
+            progress.update(task, completed=done, total=total)
+
+        yield show
+
+
+def counted(file: BufferedIOBase, on_progress: OnProgress) -> Iterator[bytes]:
+    done = 0
+    while piece := file.read1(CHUNK):
+        yield piece
+        done += len(piece)
+        on_progress(done, None)
+
+
+def _shown(word: str) -> str:
+    return to_shown(os.fsencode(word))[0]

@@ -1,0 +1,333 @@
+"""Files of a sandbox. What is large streams; what is written appears as a whole."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar, overload
+
+from atoll.client import transfers
+from atoll.client.file_content import Content, open_content
+from atoll.client.file_watch import AsyncFileWatch
+from atoll.client.link import SandboxLink
+from atoll.client.open_files import AsyncFileReader, AsyncFileStream, AsyncFileWriter, commit
+from atoll.client.server import misbehaved
+from atoll.client.transfers import OnProgress
+from atoll.protocol.content_types import FileContent, check_encoding, is_text, mime_type
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.files import (
+    ChangeMode,
+    CopyFile,
+    DeleteDirectory,
+    DeleteFile,
+    FileInfo,
+    FileList,
+    ListFiles,
+    MakeDirectory,
+    MoveFile,
+    ReadFile,
+    StatFile,
+    WatchFiles,
+    WriteFile,
+    check_mode,
+    decode_file_done,
+    decode_file_info,
+    decode_file_list,
+    to_raw_path,
+)
+from atoll.protocol.frames import MAX_PAYLOAD, FrameKind
+from atoll.protocol.messages import Call
+
+MAX_READ = 256 * 2**20  # by read_file without a length: it keeps everything in memory
+MAX_LISTED = 1_000_000
+ABSENT = (ErrorCode.FILE_NOT_FOUND, ErrorCode.NOT_DIRECTORY, ErrorCode.TOO_MANY_LINKS)
+
+T = TypeVar("T")
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+Patterns = str | Iterable[str]
+
+
+class AsyncFiles:
+    """What a sandbox and a session have in common: files. A relative path counts from the session's directory.
+
+    Paths are text, bytes or path objects. Names that are not UTF-8 are text as the `os` module has it, with lone
+    surrogates, and can be given back as they came.
+    """
+
+    _link: SandboxLink
+    _session_id: str
+
+    async def write_file(
+        self,
+        path: Path,
+        content: Content,
+        *,
+        encoding: str = "utf-8",
+        mode: int | None = None,
+        sync: bool = False,
+    ) -> FileInfo:
+        """Write a file, of any size; nobody ever sees half of it. Directories on the way are made.
+
+        `content` is text, bytes, a file opened for reading, or any iterable of bytes; with `encoding="base64"` it is
+        decoded first. What was there keeps its mode and owner, unless `mode` is given. With `sync` it is on disk when
+        this returns.
+        """
+        call = WriteFile(
+            path=to_raw_path(path),
+            session_id=self._session_id,
+            mode=None if mode is None else check_mode(mode),
+            sync=sync,
+        )
+        source = open_content(content, encoding)
+        if isinstance(source, bytes) and len(source) <= MAX_PAYLOAD:
+            frames = await self._link.call(call, source)
+            written: FileInfo = frames.decode(decode_file_info, await frames.result())
+            return written
+        sink = await self._link.begin_call(call)
+        try:
+            if isinstance(source, bytes):
+                await sink.send(source)
+            else:
+                await source.send_to(sink)
+            return await commit(sink)
+        finally:
+            sink.close()
+
+    @overload
+    async def read_file(
+        self,
+        path: Path,
+        *,
+        encoding: Literal["utf-8", "utf8", "base64"] | None = None,
+        offset: int = 0,
+        length: int | None = None,
+    ) -> FileContent[str]: ...
+
+    @overload
+    async def read_file(
+        self, path: Path, *, encoding: Literal["bytes"], offset: int = 0, length: int | None = None
+    ) -> FileContent[bytes]: ...
+
+    async def read_file(
+        self, path: Path, *, encoding: str | None = None, offset: int = 0, length: int | None = None
+    ) -> FileContent[str] | FileContent[bytes]:
+        """A file's content: text if it is text, else base64; or as `encoding` says: "utf-8", "base64", "bytes".
+
+        Text that is asked for has U+FFFD where the bytes are not UTF-8. `offset` and `length` choose a part. Without
+        `length` a file of more than 256 MiB is FILE_TOO_LARGE: `read_file_stream` and `download` take any.
+        """
+        wanted = None if encoding is None else check_encoding(encoding, ("utf-8", "base64", "bytes"))
+        async with self.read_file_stream(path, offset=offset, length=length) as stream:
+            pieces, size = [], 0
+            async for piece in stream:
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_READ and length is None:
+                    raise _too_large(os.fsdecode(to_raw_path(path)))
+        assert stream.info
+        return to_content(stream.info.name, b"".join(pieces), wanted)
+
+    def read_file_stream(self, path: Path, *, offset: int = 0, length: int | None = None) -> AsyncFileStream:
+        """A file's bytes, piece by piece, of any size. Leaving the loop ends the reading.
+
+        async for chunk in sandbox.read_file_stream("/var/log/big.log"):
+            digest.update(chunk)
+        """
+        call = ReadFile(
+            path=to_raw_path(path),
+            session_id=self._session_id,
+            offset=check_count(offset, "offset"),
+            length=None if length is None else check_count(length, "length"),
+        )
+        return AsyncFileStream(self._link, call)
+
+    @overload
+    def open_file(self, path: Path, mode: Literal["rb"] = "rb") -> AsyncFileReader: ...
+
+    @overload
+    def open_file(self, path: Path, mode: Literal["wb", "xb"]) -> AsyncFileWriter: ...
+
+    def open_file(self, path: Path, mode: str = "rb") -> AsyncFileReader | AsyncFileWriter:
+        """A file to be read ("rb"), written ("wb") or made ("xb", FILE_EXISTS if there is one) piece by piece.
+
+            async with sandbox.open_file("report.csv", "wb") as file:
+                await file.write(b"a,b\\n")
+
+        What is written is there when the block ends, and nothing of it if that ends with an exception.
+        """
+        raw = to_raw_path(path)
+        if mode == "rb":
+            return AsyncFileReader(self._link, raw, self._session_id)
+        if mode not in ("wb", "xb"):
+            remedy = 'Use "rb", "wb" or "xb". For text, use read_file() and write_file(), or encode it.'
+            raise error(ErrorCode.INVALID_REQUEST, f"a file cannot be opened with mode={mode!r:.50}", remedy=remedy)
+        return AsyncFileWriter(self._link, WriteFile(path=raw, session_id=self._session_id, exclusive=mode == "xb"))
+
+    async def mkdir(self, path: Path, recursive: bool = False, *, mode: int = 0o755) -> FileInfo:
+        """Make a directory. With `recursive` also those on the way, and one that is there is fine."""
+        call = MakeDirectory(
+            path=to_raw_path(path), session_id=self._session_id, recursive=recursive, mode=check_mode(mode)
+        )
+        return await self._ask(call, decode_file_info)
+
+    async def delete_file(self, path: Path) -> None:
+        """Delete anything but a directory; a link itself, not what it points to."""
+        await self._ask(DeleteFile(path=to_raw_path(path), session_id=self._session_id), decode_file_done)
+
+    async def delete_dir(self, path: Path, recursive: bool = True) -> None:
+        """Delete a directory with all that is in it, or, if not `recursive`, an empty one. No link is followed."""
+        call = DeleteDirectory(path=to_raw_path(path), session_id=self._session_id, recursive=recursive)
+        await self._ask(call, decode_file_done)
+
+    async def rm(self, path: Path, recursive: bool = False) -> None:
+        """Delete a file, and with `recursive` also a directory with all that is in it."""
+        try:
+            await self.delete_file(path)
+        except AtollError as problem:
+            if problem.code is not ErrorCode.IS_DIRECTORY or not recursive:
+                raise
+            await self.delete_dir(path)
+
+    async def rename_file(self, old_path: Path, new_path: Path) -> FileInfo:
+        """Give a file or directory another name, at which a file may be replaced."""
+        call = MoveFile(source=to_raw_path(old_path), target=to_raw_path(new_path), session_id=self._session_id)
+        return await self._ask(call, decode_file_info)
+
+    async def move_file(self, source_path: Path, destination_path: Path) -> FileInfo:
+        """The same as mv: a destination that is a directory takes it in. Also from one file system to another."""
+        source, target = to_raw_path(source_path), to_raw_path(destination_path)
+        call = MoveFile(source=source, target=target, session_id=self._session_id, into_directory=True)
+        return await self._ask(call, decode_file_info)
+
+    async def copy_file(self, source_path: Path, destination_path: Path) -> FileInfo:
+        """Copy a file within the sandbox. The copy appears as a whole, with the mode of the original."""
+        source, target = to_raw_path(source_path), to_raw_path(destination_path)
+        return await self._ask(CopyFile(source=source, target=target, session_id=self._session_id), decode_file_info)
+
+    async def list_files(self, path: Path, recursive: bool = False, include_hidden: bool = False) -> list[FileInfo]:
+        """What is in a directory, sorted by name, and with `recursive` in all below it. Links are not followed.
+
+        Names that begin with a dot are left out, unless `include_hidden`.
+        """
+        call = ListFiles(
+            path=to_raw_path(path), session_id=self._session_id, recursive=recursive, include_hidden=include_hidden
+        )
+        frames = await self._link.call(call)
+        found: list[FileInfo] = []
+        try:
+            while (frame := await frames.next()).kind is not FrameKind.DONE:
+                if frame.kind is not FrameKind.EVENT:
+                    raise misbehaved(f"a {frame.kind.name} frame came")
+                listed: FileList = frames.decode(decode_file_list, frame)
+                found += listed.files
+                if len(found) > MAX_LISTED:
+                    raise _too_many(os.fsdecode(call.path))
+        finally:
+            frames.close()
+        return found
+
+    async def readdir(self, path: Path) -> list[str]:
+        """The names of what is in a directory, also of what is hidden."""
+        return [file.name for file in await self.list_files(path, include_hidden=True)]
+
+    async def exists(self, path: Path) -> bool:
+        """Whether there is something. A link that leads nowhere is nothing."""
+        try:
+            await self.stat(path)
+        except AtollError as problem:
+            if problem.code not in ABSENT:
+                raise
+            return False
+        return True
+
+    async def stat(self, path: Path, *, follow_symlinks: bool = True) -> FileInfo:
+        """What there is: type, size, mode, owner, time of the last change."""
+        call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow_symlinks)
+        return await self._ask(call, decode_file_info)
+
+    async def chmod(self, path: Path, mode: int) -> FileInfo:
+        """Change the permissions, such as 0o755."""
+        call = ChangeMode(path=to_raw_path(path), session_id=self._session_id, mode=check_mode(mode))
+        return await self._ask(call, decode_file_info)
+
+    def watch(
+        self,
+        path: Path,
+        recursive: bool = True,
+        include: Patterns | None = None,
+        exclude: Patterns | None = None,
+    ) -> AsyncFileWatch:
+        """What changes at a path, as it changes. Once the block is entered, nothing is missed.
+
+            async with sandbox.watch("/workspace", include="*.py", exclude=".git") as changes:
+                async for change in changes:
+                    print(change.type.value, change.path)
+
+        `include` and `exclude` are shell patterns, for names or for paths from the watched directory.
+        """
+        call = WatchFiles(
+            path=to_raw_path(path),
+            session_id=self._session_id,
+            recursive=recursive,
+            include=_patterns(include),
+            exclude=_patterns(exclude),
+        )
+        return AsyncFileWatch(self._link, call)
+
+    async def upload(self, local: Path, remote: Path, *, on_progress: OnProgress | None = None) -> FileInfo:
+        """Copy a file or directory of this machine into the sandbox; `remote` is what it is called there.
+
+        A directory's content is added to what is at `remote`; a file goes into it, if `remote` ends with a slash.
+        `on_progress(bytes done, bytes in all or None)` is called now and then.
+        """
+        return await transfers.upload(self._link, self._session_id, local, remote, on_progress)
+
+    async def download(self, remote: Path, local: Path, *, on_progress: OnProgress | None = None) -> None:
+        """Copy a file or directory of the sandbox to this machine; `local` is what it is called here.
+
+        A file appears as a whole, and goes into `local` if that is a directory. A directory's content is added to
+        what is at `local`, and nothing in it can be written anywhere else: what tries to is UNSAFE_ARCHIVE.
+        """
+        await transfers.download(self._link, self._session_id, remote, local, on_progress)
+
+    async def _ask(self, call: Call, decoder: Callable[[bytes], T]) -> T:
+        frames = await self._link.call(call)
+        answer: T = frames.decode(decoder, await frames.result())
+        return answer
+
+
+def to_content(name: str, data: bytes, encoding: str | None) -> FileContent[str] | FileContent[bytes]:
+    is_binary = not is_text(data)
+    kind = mime_type(name, data)
+    encoding = encoding or ("base64" if is_binary else "utf-8")
+    if encoding == "bytes":
+        return FileContent(content=data, encoding=encoding, is_binary=is_binary, mime_type=kind, size=len(data))
+    text = base64.b64encode(data).decode() if encoding == "base64" else data.decode(errors="replace")
+    return FileContent(content=text, encoding=encoding, is_binary=is_binary, mime_type=kind, size=len(data))
+
+
+def check_count(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        message = f"{name}={value!r:.50} is not a number of bytes"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give a whole number, 0 or more.")
+    return value
+
+
+def _patterns(given: Patterns | None) -> list[bytes]:
+    words = [given] if isinstance(given, str) else list(given or ())
+    if not all(isinstance(word, str) and word for word in words):
+        message = f"{given!r:.100} are not patterns"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy='Give text such as "*.py", or several of it.')
+    return [to_raw_path(word) for word in words]
+
+
+def _too_large(path: str) -> AtollError:
+    message = f"{path!r:.200} has more than {MAX_READ} bytes, which read_file would keep in memory"
+    remedy = "Use read_file_stream() or download(), or read a part of it with offset= and length=."
+    return error(ErrorCode.FILE_TOO_LARGE, message, remedy=remedy)
+
+
+def _too_many(path: str) -> AtollError:
+    message = f"there are more than {MAX_LISTED} files below {path!r:.200}"
+    return error(ErrorCode.TOO_MANY_FILES, message, remedy="List its directories one by one.")

@@ -1,0 +1,167 @@
+"""The near end of an upload or a download: files of this machine. Everything here may wait for a disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from atoll.archives.packing import Packer
+from atoll.archives.unpacking import ON_HOST, Unpacker
+from atoll.protocol.errors import AtollError, ErrorCode, error
+
+CHUNK = 1024 * 1024
+_CODES = {
+    errno.ENOENT: ErrorCode.FILE_NOT_FOUND,
+    errno.ENOTDIR: ErrorCode.NOT_DIRECTORY,
+    errno.EISDIR: ErrorCode.IS_DIRECTORY,
+    errno.EEXIST: ErrorCode.FILE_EXISTS,
+    errno.EACCES: ErrorCode.PERMISSION_DENIED,
+    errno.EPERM: ErrorCode.PERMISSION_DENIED,
+    errno.ENOSPC: ErrorCode.NO_SPACE,
+    errno.EDQUOT: ErrorCode.NO_SPACE,
+    errno.EROFS: ErrorCode.READ_ONLY,
+    errno.ELOOP: ErrorCode.TOO_MANY_LINKS,
+    errno.ENAMETOOLONG: ErrorCode.NAME_TOO_LONG,
+    errno.ENOTEMPTY: ErrorCode.DIRECTORY_NOT_EMPTY,
+    errno.EFBIG: ErrorCode.FILE_TOO_LARGE,
+}
+
+
+class LocalSource:
+    """A file that is uploaded."""
+
+    def __init__(self, path: bytes) -> None:
+        with told(path):
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by whoever has this)
+        try:
+            found = os.fstat(self._file.fileno())
+            self.mode = stat.S_IMODE(found.st_mode) & 0o777
+            self.size = found.st_size if stat.S_ISREG(found.st_mode) else None
+            self.path = path
+        except BaseException:
+            self._file.close()
+            raise
+
+    def read(self) -> bytes:
+        with told(self.path):
+            return self._file.read(CHUNK) or b""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class LocalTarget:
+    """A file that is downloaded: under a name of its own until it is whole. A device or a pipe is written as it is."""
+
+    def __init__(self, path: bytes, mode: int) -> None:
+        self.path = path
+        self._partial: bytes | None = None
+        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY
+        with told(path):
+            if is_special(path):
+                descriptor = os.open(path, flags)
+            else:
+                # Not made from the target's name, which may be as long as names can be.
+                partial = os.path.join(os.path.dirname(path), f".atoll-{secrets.token_hex(8)}".encode())
+                descriptor = os.open(partial, flags | os.O_CREAT | os.O_EXCL, mode & 0o777)
+                self._partial = partial
+        self._file = os.fdopen(descriptor, "wb")
+
+    def write(self, pieces: list[bytes]) -> None:
+        with told(self.path):
+            self._file.writelines(pieces)
+
+    def commit(self) -> None:
+        with told(self.path):
+            self._file.close()
+            if self._partial:
+                os.replace(self._partial, self.path)
+
+    def close(self) -> None:
+        """Leave nothing, unless it was committed. A write that is under way in a thread is waited for."""
+        with suppress(OSError):
+            self._file.close()
+        if self._partial:
+            with suppress(OSError):
+                os.unlink(self._partial)
+
+
+class LocalTree:
+    """A directory that is uploaded, as an archive."""
+
+    def __init__(self, path: bytes) -> None:
+        self._path = path
+        self._pieces = Packer(path).pieces()
+        self._lock = threading.Lock()
+
+    def read(self) -> bytes:
+        with self._lock, told(self._path):
+            return next(self._pieces, b"")
+
+    def close(self) -> None:
+        with self._lock:  # a read that is under way in a thread is waited for
+            self._pieces = iter(())
+
+
+class LocalTreeTarget:
+    """A directory that is downloaded. Nothing is written anywhere else, whatever the archive says."""
+
+    def __init__(self, path: bytes) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        with told(path):
+            os.makedirs(path, exist_ok=True)
+            self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._unpacker = Unpacker(self._directory, ON_HOST)
+
+    def write(self, pieces: list[bytes]) -> None:
+        with self._lock, told(self._path):
+            for piece in pieces:
+                self._unpacker.feed(piece)
+
+    def commit(self) -> None:
+        self._unpacker.close()
+
+    def close(self) -> None:
+        with self._lock, self._unpacker:
+            pass
+        os.close(self._directory)
+
+
+def is_local_directory(path: bytes) -> bool:
+    with told(path):
+        return stat.S_ISDIR(os.stat(path).st_mode)
+
+
+def is_special(path: bytes) -> bool:
+    """Whether there is something that must not be replaced, such as /dev/null."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def told(path: bytes) -> Iterator[None]:
+    """What goes wrong on this side is told as such."""
+    try:
+        yield
+    except AtollError:  # some of which are an OSError
+        raise
+    except OSError as cause:
+        raise local_problem(cause.filename if isinstance(cause.filename, bytes) else path, cause) from cause
+
+
+def local_problem(path: bytes, cause: OSError) -> AtollError:
+    shown = os.fsdecode(path)
+    return error(
+        _CODES.get(cause.errno or 0, ErrorCode.FILESYSTEM_ERROR),
+        f"{shown!r:.200} of this machine: {cause.strerror or cause}",
+        remedy="Check the path on this side, which is not the sandbox's.",
+        path=path.decode("utf-8", "backslashreplace"),
+    )

@@ -1,0 +1,365 @@
+# Generated from src/atoll/client/open_files.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+"""Files that are read or written piece by piece."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from atoll.client_sync.link import SandboxLink
+from atoll.client_sync.server import Bytes, CallInput, Frames, misbehaved
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
+from atoll.protocol.frames import FrameKind
+
+UNSENT_BYTES = 256 * 1024  # small writes are gathered up to here
+SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rather than asked for anew
+
+
+class FileStream(Iterator[bytes]):
+    """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here."""
+
+    def __init__(self, link: SandboxLink, call: ReadFile) -> None:
+        self.info: FileInfo | None = None
+        self._link = link
+        self._call = call
+        self._left = call.length
+        self._frames: Frames | None = None
+        self._is_over = False
+
+    def begin(self) -> FileInfo:
+        """What it is that is read. Fails if it cannot be."""
+        if self._frames is None:
+            self._frames = self._link.call(self._call)
+        if self.info is None:
+            try:
+                self.info = begin_reading(self._frames)
+            except BaseException:
+                self.close()
+                raise
+        return self.info
+
+    def __iter__(self) -> FileStream:
+        return self
+
+    def __next__(self) -> bytes:
+        if self._is_over:
+            raise StopIteration
+        self.begin()
+        assert self._frames
+        try:
+            frame = self._frames.next()
+            self._check(frame.kind, len(frame.payload))
+        except AtollError:
+            if self._is_over:  # closed by another task or thread
+                raise StopIteration from None
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+        if frame.kind is FrameKind.DONE:
+            self.close()
+            raise StopIteration
+        return frame.payload
+
+    def _check(self, kind: FrameKind, size: int) -> None:
+        if kind is FrameKind.DONE:
+            return
+        if kind is not FrameKind.DATA:
+            raise misbehaved(f"a {kind.name} frame came")
+        if self._left is not None:
+            self._left -= size
+            if self._left < 0:
+                raise misbehaved("more of a file came than was asked for")
+
+    def __enter__(self) -> FileStream:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._is_over = True
+        if self._frames:
+            self._frames.close()
+
+    def __repr__(self) -> str:
+        return f"<FileStream of {os.fsdecode(self._call.path)!r}>"
+
+
+class FileReader(Iterator[bytes]):
+    """A file opened with "rb": what Python's own offers, as far as it makes sense from afar.
+
+    It is opened by `with` or its first use. What is read is the file that was there then, also if another takes
+    its place, until `seek` goes back.
+    """
+
+    mode = "rb"
+
+    def __init__(self, link: SandboxLink, path: bytes, session_id: str | None) -> None:
+        self.closed = False
+        self._link = link
+        self._path = path
+        self._session_id = session_id
+        self._stream: FileStream | None = None
+        self._ahead = bytearray()
+        self._position = 0
+
+    @property
+    def name(self) -> str:
+        return os.fsdecode(self._path)
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        """So many bytes, fewer only at the end; without a size, all that is left."""
+        wanted = None if size is None or size < 0 else size
+        while (wanted is None or len(self._ahead) < wanted) and self._fill():
+            pass
+        return self._take(len(self._ahead) if wanted is None else wanted)
+
+    def read1(self, size: int = -1) -> bytes:
+        """What is at hand, or comes next."""
+        if not self._ahead:
+            self._fill()
+        return self._take(len(self._ahead) if size < 0 else size)
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def readline(self, size: int | None = -1) -> bytes:
+        """Up to and with the next newline, `size` bytes at most; b"" at the end."""
+        limit = None if size is None or size < 0 else size
+        looked_at = 0
+        while (found := self._ahead.find(b"\n", looked_at)) < 0 and (limit is None or len(self._ahead) < limit):
+            looked_at = len(self._ahead)
+            if not self._fill():
+                break
+        end = len(self._ahead) if found < 0 else found + 1
+        return self._take(end if limit is None else min(end, limit))
+
+    def readlines(self) -> list[bytes]:
+        lines = []
+        while line := self.readline():
+            lines.append(line)
+        return lines
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go on elsewhere. As in any file, a place after its end is fine, and there is nothing to read there."""
+        self._check_open()
+        if whence == os.SEEK_END:
+            offset += self._size()
+        elif whence == os.SEEK_CUR:
+            offset += self._position
+        elif whence != os.SEEK_SET:
+            raise error(ErrorCode.INVALID_REQUEST, f"whence={whence!r:.50} is none", remedy="Use os.SEEK_SET, 0.")
+        if offset < 0:
+            message = f"{offset} is before the beginning of {self.name!r:.200}"
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give a place in the file, 0 or more.")
+        ahead = offset - self._position
+        if 0 <= ahead <= SKIPPED_BYTES and self._stream:
+            self.read(ahead)
+        if offset != self._position:
+            self._drop_stream()
+            self._position = offset
+        return offset
+
+    def tell(self) -> int:
+        self._check_open()
+        return self._position
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+        self._drop_stream()
+
+    def __iter__(self) -> FileReader:
+        return self
+
+    def __next__(self) -> bytes:
+        line = self.readline()
+        if not line:
+            raise StopIteration
+        return line
+
+    def __enter__(self) -> FileReader:
+        self._open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<FileReader of {self.name!r}>"
+
+    def _open(self) -> FileStream:
+        self._check_open()
+        if self._stream is None:
+            call = ReadFile(path=self._path, session_id=self._session_id, offset=self._position)
+            stream = FileStream(self._link, call)
+            stream.begin()
+            self._stream = stream
+        return self._stream
+
+    def _fill(self) -> bool:
+        """More bytes than there are at hand; False at the end."""
+        stream = self._open()
+        for chunk in stream:
+            self._ahead += chunk
+            return True
+        return False
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(memoryview(self._ahead)[:size])
+        del self._ahead[:size]
+        self._position += len(data)
+        return data
+
+    def _size(self) -> int:
+        frames = self._link.call(StatFile(path=self._path, session_id=self._session_id))
+        found: FileInfo = frames.decode(decode_file_info, frames.result())
+        return found.size
+
+    def _drop_stream(self) -> None:
+        self._ahead.clear()
+        if self._stream:
+            self._stream.close()
+            self._stream = None
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise closed(self.name)
+
+
+class FileWriter:
+    """A file opened with "wb" or "xb". What is written is there, all at once, when it is closed.
+
+    Leaving its `with` block with an exception, or dropping it, leaves what was there before. Afterwards `info`
+    tells about the file.
+    """
+
+    def __init__(self, link: SandboxLink, call: WriteFile) -> None:
+        self.closed = False
+        self.info: FileInfo | None = None
+        self.mode = "xb" if call.exclusive else "wb"
+        self._link = link
+        self._call = call
+        self._input: CallInput | None = None
+        self._unsent = bytearray()
+        self._position = 0
+
+    @property
+    def name(self) -> str:
+        return os.fsdecode(self._call.path)
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def write(self, data: Bytes) -> int:
+        if self.closed:
+            raise closed(self.name)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            remedy = "Encode text first, or use write_file()."
+            raise error(ErrorCode.INVALID_REQUEST, f"{data!r:.100} is not bytes", remedy=remedy)
+        view = memoryview(data).cast("B")
+        if len(view) >= UNSENT_BYTES:
+            self.flush()
+            self._send(view)
+        else:
+            self._unsent += view
+        if len(self._unsent) >= UNSENT_BYTES:
+            self.flush()
+        self._position += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Send what was gathered. Nobody sees it before `close`."""
+        if self._unsent:
+            unsent, self._unsent = self._unsent, bytearray()
+            self._send(unsent)
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        """Have the file appear. Twice is fine."""
+        if self.closed:
+            return
+        try:
+            self.flush()
+            self.info = commit(self._begin())
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Leave everything as it was."""
+        self.closed = True
+        self._unsent.clear()
+        if self._input:
+            self._input.close()
+
+    def __enter__(self) -> FileWriter:
+        self._begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __repr__(self) -> str:
+        return f"<FileWriter of {self.name!r}>"
+
+    def _begin(self) -> CallInput:
+        if self._input is None:
+            self._input = self._link.begin_call(self._call)
+        return self._input
+
+    def _send(self, data: Bytes) -> None:
+        try:
+            (self._begin()).send(data)
+        except BaseException:
+            self.abort()
+            raise
+
+
+def begin_reading(frames: Frames) -> FileInfo:
+    """What it is that is read: the first thing that is said."""
+    frame = frames.next()
+    if frame.kind is not FrameKind.EVENT:
+        raise misbehaved(f"a {frame.kind.name} frame came first")
+    found: FileInfo = frames.decode(decode_file_info, frame)
+    return found
+
+
+def commit(sink: CallInput) -> FileInfo:
+    """The end of what is written, and what has become of it."""
+    frames = sink.finish()
+    written: FileInfo = frames.decode(decode_file_info, frames.result())
+    return written
+
+
+def closed(name: str) -> AtollError:
+    remedy = "Open it again with open_file()."
+    return error(ErrorCode.INVALID_REQUEST, f"{name!r:.200} is closed", remedy=remedy)

@@ -1,0 +1,148 @@
+# Generated from src/atoll/client/transfers.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+"""Files and directories, copied between this machine and a sandbox."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from atoll.client_sync.link import SandboxLink
+from atoll.client_sync.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_local_directory
+from atoll.client_sync.open_files import begin_reading
+from atoll.client_sync.server import Frames, misbehaved
+from atoll.client_sync.waiting import run_blocking, settle
+from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.files import (
+    FileInfo,
+    FileType,
+    PackFiles,
+    ReadFile,
+    StatFile,
+    UnpackFiles,
+    WriteFile,
+    decode_file_done,
+    decode_file_info,
+    to_raw_path,
+)
+from atoll.protocol.frames import FrameKind
+from atoll.protocol.messages import Call
+
+GATHERED_BYTES = 1024 * 1024  # each trip to a disk takes a thread, so it should be worth it
+
+OnProgress = Callable[[int, int | None], object]
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+
+class Progress:
+    """Tells how far it is."""
+
+    def __init__(self, on_progress: OnProgress | None, total: int | None) -> None:
+        self._on_progress = on_progress
+        self._total = total
+        self._done = 0
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if self._on_progress:
+            settle(self._on_progress(self._done, self._total))
+
+
+def upload(link: SandboxLink, session_id: str, local: Path, remote: Path, on_progress: OnProgress | None) -> FileInfo:
+    source, target = to_raw_path(local), to_raw_path(remote)
+    if run_blocking(is_local_directory, source):
+        return _upload_directory(link, session_id, source, target, on_progress)
+    if target.endswith(b"/"):
+        target += os.path.basename(source)
+    return _upload_file(link, session_id, source, target, on_progress)
+
+
+def _upload_file(
+    link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
+) -> FileInfo:
+    source = run_blocking(LocalSource, local)
+    call = WriteFile(path=remote, session_id=session_id, mode=source.mode)
+    frames = _send_all(link, call, source, Progress(on_progress, source.size))
+    written: FileInfo = frames.decode(decode_file_info, frames.result())
+    return written
+
+
+def _upload_directory(
+    link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
+) -> FileInfo:
+    call = UnpackFiles(path=remote, session_id=session_id)
+    frames = _send_all(link, call, LocalTree(local), Progress(on_progress, None))
+    frames.decode(decode_file_done, frames.result())
+    frames = link.call(StatFile(path=remote, session_id=session_id))
+    made: FileInfo = frames.decode(decode_file_info, frames.result())
+    return made
+
+
+def _send_all(link: SandboxLink, call: Call, source: LocalSource | LocalTree, progress: Progress) -> Frames:
+    try:
+        progress.add(0)
+        sink = link.begin_call(call)
+        try:
+            while chunk := run_blocking(source.read):
+                sink.send(chunk)
+                progress.add(len(chunk))
+        except BaseException:
+            sink.close()
+            raise
+        return sink.finish()
+    finally:
+        source.close()
+
+
+def download(link: SandboxLink, session_id: str, remote: Path, local: Path, on_progress: OnProgress | None) -> None:
+    source, target = to_raw_path(remote), to_raw_path(local)
+    frames = link.call(StatFile(path=source, session_id=session_id))
+    info: FileInfo = frames.decode(decode_file_info, frames.result())
+    is_directory = info.type is FileType.DIRECTORY
+    if not is_directory and (target.endswith(b"/") or run_blocking(os.path.isdir, target)):
+        target = os.path.join(target, _name(source))
+    call = PackFiles if is_directory else ReadFile
+    frames = link.call(call(path=source, session_id=session_id))
+    sink: LocalTarget | LocalTreeTarget
+    try:
+        if is_directory:
+            size = None
+            sink = run_blocking(LocalTreeTarget, target)
+        else:
+            info = begin_reading(frames)
+            size = info.size or None
+            sink = run_blocking(LocalTarget, target, info.mode)
+    except BaseException:
+        frames.close()
+        raise
+    _take_all(frames, sink, Progress(on_progress, size))
+
+
+def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> None:
+    try:
+        progress.add(0)
+        gathered: list[bytes] = []
+        size = 0
+        while (frame := frames.next()).kind is FrameKind.DATA:
+            gathered.append(frame.payload)
+            size += len(frame.payload)
+            if size >= GATHERED_BYTES:
+                run_blocking(target.write, gathered)
+                progress.add(size)
+                gathered, size = [], 0
+        if frame.kind is not FrameKind.DONE:
+            raise misbehaved(f"a {frame.kind.name} frame came")
+        run_blocking(target.write, gathered)
+        progress.add(size)
+        run_blocking(target.commit)
+    finally:
+        frames.close()
+        target.close()
+
+
+def _name(remote: bytes) -> bytes:
+    """What a file is called here: as the user calls it there, not as the sandbox does."""
+    name = os.path.basename(remote.rstrip(b"/"))
+    if name in (b"", b".", b".."):
+        message = f"{os.fsdecode(remote)!r:.200} has no name to be called by on this side"
+        raise error(ErrorCode.INVALID_PATH, message, remedy="Say what it shall be called.")
+    return name

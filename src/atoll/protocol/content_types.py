@@ -1,0 +1,165 @@
+"""What is in a file: text or not, and of which MIME type, by its name and its first bytes. Values, no I/O."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+from functools import cache
+from mimetypes import MimeTypes
+from typing import Generic, TypeVar
+
+import msgspec
+
+from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.results import beginning
+
+TEXT, BINARY, EMPTY = "text/plain", "application/octet-stream", "inode/x-empty"
+SNIFFED_BYTES = 4096  # as many of the first as it takes to tell
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+    (b"PK\x03\x04", "application/zip"),
+    (b"PK\x05\x06", "application/zip"),
+    (b"\x1f\x8b", "application/gzip"),
+    (b"BZh", "application/x-bzip2"),
+    (b"\xfd7zXZ\x00", "application/x-xz"),
+    (b"\x28\xb5\x2f\xfd", "application/zstd"),
+    (b"\x7fELF", "application/x-executable"),
+    (b"SQLite format 3\x00", "application/vnd.sqlite3"),
+    (b"\x00asm", "application/wasm"),
+    (b"OggS", "audio/ogg"),
+    (b"ID3", "audio/mpeg"),
+    (b"fLaC", "audio/flac"),
+)
+_MAGIC_WITHIN = (
+    (b"RIFF", 8, b"WEBP", "image/webp"),
+    (b"RIFF", 8, b"WAVE", "audio/x-wav"),
+    (b"", 4, b"ftyp", "video/mp4"),
+    (b"", 257, b"ustar", "application/x-tar"),
+)
+# Names that Python's own table lacks or knows as something else than programmers do.
+_NAMES = {
+    ".ts": "text/x-typescript",
+    ".tsx": "text/x-typescript",
+    ".md": "text/markdown",
+    ".toml": "application/toml",
+    ".yaml": "application/yaml",
+    ".yml": "application/yaml",
+    ".rs": "text/x-rust",
+    ".go": "text/x-go",
+    ".sh": "application/x-sh",
+    ".jsonl": "application/jsonl",
+    ".parquet": "application/vnd.apache.parquet",
+}
+_COMPRESSED = {
+    "gzip": "application/gzip",
+    "bzip2": "application/x-bzip2",
+    "xz": "application/x-xz",
+    "br": "application/x-brotli",
+    "compress": "application/x-compress",
+}
+
+Content = TypeVar("Content", str, bytes)
+
+
+class FileContent(msgspec.Struct, Generic[Content], frozen=True, kw_only=True):
+    """A file that was read.
+
+    `encoding` says what `content` is: "utf-8" text, "base64" text for what is no text, or "bytes". `is_binary` says
+    that it is not UTF-8, or has a NUL in it. `size` is the length of what was read, in bytes.
+    """
+
+    content: Content
+    encoding: str
+    is_binary: bool
+    mime_type: str
+    size: int
+
+    def __repr__(self) -> str:
+        shown = beginning(self.content) if isinstance(self.content, str) else _beginning_of_bytes(self.content)
+        return f"FileContent({shown}, {self.encoding}, {self.mime_type}, size={self.size})"
+
+
+def is_text(data: bytes, *, is_whole: bool = True) -> bool:
+    """Whether this is UTF-8 without a NUL. If it is not the whole, its last character may be cut."""
+    if b"\0" in data:
+        return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(data, final=is_whole)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def mime_type(name: str, data: bytes, *, is_whole: bool = True) -> str:
+    """The type of a file with this name that begins with `data`. Bytes that are known by sight outdo a name."""
+    found = _type_by_bytes(data)
+    named = _type_by_name(name)
+    if found == "application/zip" and named and named.startswith("application/"):
+        return named  # documents and packages of many kinds are zip archives
+    if found:
+        return found
+    if named:
+        return named
+    if not data:
+        return EMPTY if is_whole else BINARY
+    return TEXT if is_text(data, is_whole=is_whole) else BINARY
+
+
+def _type_by_bytes(data: bytes) -> str | None:
+    for magic, kind in _MAGIC:
+        if data.startswith(magic):
+            return kind
+    for magic, place, rest, kind in _MAGIC_WITHIN:
+        if data.startswith(magic) and data.startswith(rest, place):
+            return kind
+    return None
+
+
+def _type_by_name(name: str) -> str | None:
+    _, dot, ending = name.rpartition(".")
+    if dot and f".{ending.lower()}" in _NAMES:
+        return _NAMES[f".{ending.lower()}"]
+    # With a directory before it, so that no name is taken for a URL.
+    found, compression = _table().guess_type(f"/{name.rpartition('/')[2]}")
+    return _COMPRESSED.get(compression, BINARY) if compression else found
+
+
+@cache
+def _table() -> MimeTypes:
+    """Python's own, without what the host has: a file has the same type everywhere."""
+    return MimeTypes()
+
+
+def check_encoding(encoding: object, allowed: tuple[str, ...]) -> str:
+    """An encoding's name, as we spell it."""
+    spelled = "utf-8" if encoding == "utf8" else encoding
+    if not isinstance(spelled, str) or spelled not in allowed:
+        remedy = f"Use one of: {', '.join(allowed)}."
+        raise error(ErrorCode.INVALID_REQUEST, f"encoding={encoding!r:.50} is none", remedy=remedy)
+    return spelled
+
+
+class Base64Decoder:
+    """Base64 in pieces; white space between is fine."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def decode(self, text: str | bytes, *, is_last: bool = False) -> bytes:
+        try:
+            letters = self._rest + b"".join((text.encode("ascii") if isinstance(text, str) else bytes(text)).split())
+            end = len(letters) if is_last else len(letters) // 4 * 4
+            self._rest = letters[end:]
+            return base64.b64decode(letters[:end], validate=True)
+        except (binascii.Error, UnicodeEncodeError) as cause:
+            remedy = 'Give what base64 makes of the bytes, or the bytes themselves without encoding="base64".'
+            raise error(ErrorCode.INVALID_REQUEST, f"the content is not base64: {cause}", remedy=remedy) from cause
+
+
+def _beginning_of_bytes(data: bytes) -> str:
+    return repr(data) if len(data) <= 30 else f"{data[:30]!r}…"

@@ -1,0 +1,412 @@
+"""Files over HTTP: their content as it is, everything else as JSON.
+
+Rules:
+1. Content streams both ways, in constant memory: whoever is slow makes the other side wait.
+2. What fails before the first byte of an answer is an HTTP error. After that an answer that has a place for an error
+   names it there; one that has none, such as a file's content, breaks off, and the client sees that it is not whole.
+3. A client that hangs up ends the operation. What it was writing is as it was before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from email.utils import formatdate
+from typing import TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Send
+
+from atoll.protocol.content_types import SNIFFED_BYTES, mime_type
+from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode
+from atoll.protocol.file_bodies import (
+    CopyRequest,
+    DirectoryRequest,
+    FileCountBody,
+    ModeRequest,
+    MoveRequest,
+    choose_path,
+    parse_mode,
+    to_change_body,
+    to_info_body,
+)
+from atoll.protocol.files import (
+    ChangeMode,
+    CopyFile,
+    DeleteDirectory,
+    DeleteFile,
+    FileInfo,
+    ListFiles,
+    MakeDirectory,
+    MoveFile,
+    PackFiles,
+    ReadFile,
+    StatFile,
+    UnpackFiles,
+    WatchFiles,
+    WriteFile,
+    decode_file_changes,
+    decode_file_done,
+    decode_file_info,
+    decode_file_list,
+    to_raw_path,
+)
+from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.messages import DEFAULT_SESSION, Call
+from atoll.server.bodies import read_json, while_client_waits
+from atoll.server.problems import bad_request, json_response, problem_response
+from atoll.server.ranges import parse_range
+from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
+from atoll.supervisor.agent_link import AgentConnection, decode
+
+TAR = "application/x-tar"
+INPUT_CHUNK = 256 * 1024
+LAST_SECOND = 253402300799.0  # of the year 9999, which a header can still name
+# What runs in a sandbox chose these bytes: a browser must not take them for a page of ours.
+UNTRUSTED = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
+
+T = TypeVar("T")
+
+logger = logging.getLogger("atoll.server")
+
+
+async def get_content(request: Request) -> Response:
+    queries = Queries(request)
+    path, session_id = queries.path(), queries.session_id()
+    wanted = None
+    if "range" in request.headers:
+        info = await ask(request, StatFile(path=path, session_id=session_id), decode_file_info)
+        try:
+            wanted = range_of(request, info)
+        except AtollError as problem:
+            return problem_response(problem, {"content-range": f"bytes */{info.size}"})
+    offset, length = wanted or (0, None)
+    frames = answer(request, ReadFile(path=path, session_id=session_id, offset=offset, length=length))
+    info = decode(decode_file_info, expect(await anext(frames), FrameKind.EVENT))
+    first, is_whole = await first_bytes(frames)
+    if is_whole:
+        length = len(first)
+    elif length is None:
+        length = sized(info, len(first))
+    headers = UNTRUSTED | {"accept-ranges": "bytes", "etag": etag(info), "last-modified": last_modified(info)}
+    headers["content-type"] = mime_type(info.name, b"" if offset else first, is_whole=is_whole and not offset)
+    if length is not None:
+        headers["content-length"] = str(length)
+    if wanted:
+        wanted_end = offset + wanted[1]
+        # What ends before it should, as in /sys, has the size that it turned out to have.
+        size = offset + len(first) if is_whole and len(first) < wanted[1] else info.size
+        headers["content-range"] = f"bytes {offset}-{min(wanted_end, size) - 1}/{size}"
+    status = 206 if wanted else 200
+    if request.method == "HEAD":
+        await frames.aclose()
+        return Response(status_code=status, headers=headers)
+    return BreakableResponse(content(first, frames, length), status, headers)
+
+
+async def put_content(request: Request) -> Response:
+    queries = Queries(request)
+    mode = queries.get("mode")
+    call = WriteFile(
+        path=queries.path(),
+        session_id=queries.session_id(),
+        mode=None if mode is None else parse_mode(mode),
+        sync=queries.flag("sync"),
+        exclusive=queries.flag("exclusive"),
+    )
+    return json_response(to_info_body(await feed(request, call, decode_file_info)))
+
+
+async def list_files(request: Request) -> Response:
+    queries = Queries(request)
+    call = ListFiles(
+        path=queries.path(),
+        session_id=queries.session_id(),
+        recursive=queries.flag("recursive"),
+        include_hidden=queries.flag("hidden"),
+    )
+    frames = answer(request, call)
+    return StreamingResponse(listing(await anext(frames), frames), media_type="application/json")
+
+
+async def get_info(request: Request) -> Response:
+    queries = Queries(request)
+    call = StatFile(path=queries.path(), session_id=queries.session_id(), follow=queries.flag("follow", True))
+    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+
+
+async def delete_files(request: Request) -> Response:
+    queries = Queries(request)
+    path, session_id, is_recursive = queries.path(), queries.session_id(), queries.flag("recursive")
+    try:
+        await ask(request, DeleteFile(path=path, session_id=session_id), decode_file_done)
+    except AtollError as problem:
+        if problem.code is not ErrorCode.IS_DIRECTORY or not is_recursive:
+            raise
+        await ask(request, DeleteDirectory(path=path, session_id=session_id), decode_file_done)
+    return Response(status_code=204)
+
+
+async def post_directory(request: Request) -> Response:
+    asked = await read_json(request, DirectoryRequest)
+    call = MakeDirectory(
+        path=choose_path(asked.path, asked.path_base64),
+        session_id=asked.session_id,
+        recursive=asked.recursive,
+        mode=parse_mode(asked.mode),
+    )
+    return json_response(to_info_body(await ask(request, call, decode_file_info)), 201)
+
+
+async def post_move(request: Request) -> Response:
+    asked = await read_json(request, MoveRequest)
+    call = MoveFile(
+        source=choose_path(asked.source, asked.source_base64, "source"),
+        target=choose_path(asked.target, asked.target_base64, "target"),
+        session_id=asked.session_id,
+        into_directory=asked.into_directory,
+    )
+    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+
+
+async def post_copy(request: Request) -> Response:
+    asked = await read_json(request, CopyRequest)
+    call = CopyFile(
+        source=choose_path(asked.source, asked.source_base64, "source"),
+        target=choose_path(asked.target, asked.target_base64, "target"),
+        session_id=asked.session_id,
+    )
+    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+
+
+async def post_mode(request: Request) -> Response:
+    asked = await read_json(request, ModeRequest)
+    call = ChangeMode(
+        path=choose_path(asked.path, asked.path_base64), session_id=asked.session_id, mode=parse_mode(asked.mode)
+    )
+    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+
+
+async def get_archive(request: Request) -> Response:
+    queries = Queries(request)
+    frames = answer(request, PackFiles(path=queries.path(), session_id=queries.session_id()))
+    first, is_whole = await first_bytes(frames)
+    headers = UNTRUSTED | {"content-type": TAR} | ({"content-length": str(len(first))} if is_whole else {})
+    if request.method == "HEAD":
+        await frames.aclose()
+        return Response(headers=headers)
+    return BreakableResponse(content(first, frames, None), headers=headers)
+
+
+async def put_archive(request: Request) -> Response:
+    queries = Queries(request)
+    call = UnpackFiles(path=queries.path(), session_id=queries.session_id())
+    return json_response(FileCountBody(count=(await feed(request, call, decode_file_done)).count))
+
+
+async def get_watch(request: Request) -> Response:
+    queries = Queries(request)
+    call = WatchFiles(
+        path=queries.path(),
+        session_id=queries.session_id(),
+        recursive=queries.flag("recursive", True),
+        include=[to_raw_path(pattern) for pattern in queries.all("include")],
+        exclude=[to_raw_path(pattern) for pattern in queries.all("exclude")],
+    )
+    frames = answer(request, call)
+    expect(await anext(frames), FrameKind.EVENT)  # it watches now
+    if request.method == "HEAD":
+        await frames.aclose()
+        return Response(media_type=EVENT_STREAM)
+    return StreamingResponse(changes(frames), media_type=EVENT_STREAM)
+
+
+class Queries:
+    """What follows the question mark. Bytes that are not UTF-8 stay what they are, as in a file's name."""
+
+    def __init__(self, request: Request) -> None:
+        text = request.scope["query_string"].decode("latin-1")
+        try:
+            self._pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=100)
+        except ValueError as cause:
+            raise bad_request(f"the query makes no sense: {cause}") from cause
+
+    def all(self, name: str) -> list[str]:
+        return [value for key, value in self._pairs if key == name]
+
+    def get(self, name: str) -> str | None:
+        values = self.all(name)
+        if len(values) > 1:
+            raise bad_request(f"{name} is given {len(values)} times", "Give it once.")
+        return values[0] if values else None
+
+    def path(self) -> bytes:
+        return choose_path(self.get("path"), self.get("path_base64"))
+
+    def session_id(self) -> str:
+        found = self.get("session_id")
+        if found and not found.isprintable():  # also what cannot be sent on
+            raise bad_request(f"session_id={found!r:.100} is none")
+        return DEFAULT_SESSION if found is None else found
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        text = self.get(name)
+        if text is None:
+            return default
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise bad_request(f"{name}={text!r:.50} is neither true nor false", "Give true or false.")
+        return text.lower() in ("true", "1")
+
+
+async def answer(request: Request, call: Call) -> AsyncGenerator[Frame, None]:
+    """The frames of a call's answer, DONE last. The agent sends them as fast as they are taken."""
+    async with actor_of(request).use(caller_of(request)) as link, link.operation(call) as agent:
+        async for frame in agent.frames():
+            yield frame
+
+
+async def ask(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
+    """The result of a call that has nothing else."""
+
+    async def result() -> T:
+        async with actor_of(request).use(caller_of(request)) as link, link.operation(call) as agent:
+            return decode(decoder, expect(await agent.next_frame(), FrameKind.DONE))
+
+    return await while_client_waits(request, result())
+
+
+async def feed(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
+    """The result of a call that reads the request's body."""
+    async with actor_of(request).use(caller_of(request)) as link, link.operation(call) as agent:
+        feeder = asyncio.create_task(_feed(request, agent))
+        try:
+            return decode(decoder, expect(await agent.next_frame(), FrameKind.DONE))
+        except AtollError:
+            if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
+                raise cause from None
+            raise
+        finally:
+            feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
+
+
+async def _feed(request: Request, agent: AgentConnection) -> None:
+    try:
+        async for chunk in request.stream():
+            for start in range(0, len(chunk), INPUT_CHUNK):
+                await agent.send_frame(Frame(FrameKind.INPUT, chunk[start : start + INPUT_CHUNK]))
+        await agent.send_frame(Frame(FrameKind.INPUT, b""))
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        raise ClientDisconnect
+    except ClientDisconnect:
+        agent.abort()
+        raise
+
+
+class BreakableResponse(StreamingResponse):
+    """One that ends without its end when something fails: the connection is closed, and the client knows."""
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        except AtollError as problem:
+            logger.warning("an answer breaks off: %s", problem.message)
+
+
+async def first_bytes(frames: AsyncGenerator[Frame, None]) -> tuple[bytes, bool]:
+    """As many as it takes to see what they are, and whether they are all."""
+    data = bytearray()
+    async for frame in frames:
+        if frame.kind is FrameKind.DONE:
+            return bytes(data), True
+        data += expect(frame, FrameKind.DATA).payload
+        if len(data) >= SNIFFED_BYTES:
+            break
+    return bytes(data), False
+
+
+async def content(first: bytes, frames: AsyncGenerator[Frame, None], length: int | None) -> AsyncIterator[bytes]:
+    """As many bytes as were promised, or all there are."""
+    async with aclosing(frames):
+        sent = len(first)
+        yield first if length is None else first[:length]
+        while length is None or sent < length:
+            frame = await anext(frames, None)
+            if frame is None or frame.kind is FrameKind.DONE:
+                break
+            data = expect(frame, FrameKind.DATA).payload
+            yield data if length is None else data[: length - sent]
+            sent += len(data)
+        if length is not None and sent < length:
+            raise AgentMisbehavedError(f"a file ended after {sent} bytes of {length}", remedy="Read it again.")
+
+
+async def listing(first: Frame, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
+    """A FileListBody of any length."""
+    count, frame = 0, first
+    async with aclosing(frames):
+        yield b'{"files":['
+        try:
+            while frame.kind is not FrameKind.DONE:
+                found = decode(decode_file_list, expect(frame, FrameKind.EVENT)).files
+                items = b",".join(msgspec.json.encode(to_info_body(file)) for file in found)
+                yield b"," + items if count and found else items
+                count += len(found)
+                frame = await anext(frames)
+            yield b'],"count":%d}' % count
+        except AtollError as problem:
+            yield b'],"count":%d,"error":%b}' % (count, msgspec.json.encode(problem.to_body()))
+
+
+async def changes(frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
+    async with aclosing(frames):
+        yield b"event: ready\ndata: {}\n\n"
+        try:
+            async for frame in frames:
+                if frame.kind is FrameKind.DONE:
+                    return
+                for change in decode(decode_file_changes, expect(frame, FrameKind.EVENT)).changes:
+                    body = msgspec.json.encode(to_change_body(change))
+                    yield b"event: %b\ndata: %b\n\n" % (change.type.value.encode(), body)
+        except AtollError as problem:
+            yield b"event: error\ndata: %b\n\n" % msgspec.json.encode(problem.to_body())
+
+
+def expect(frame: Frame, kind: FrameKind) -> Frame:
+    if frame.kind is not kind:
+        raise AgentMisbehavedError(f"the agent sent {frame.kind.name}, not {kind.name}", remedy="Stop the sandbox.")
+    return frame
+
+
+def range_of(request: Request, info: FileInfo) -> tuple[int, int] | None:
+    """What has no size, as in /proc, has no parts. Nor has what is another since."""
+    condition = request.headers.get("if-range")
+    if not info.size or (condition is not None and condition not in (etag(info), last_modified(info))):
+        return None
+    return parse_range(request.headers["range"], info.size)
+
+
+def sized(info: FileInfo, at_least: int) -> int | None:
+    """The length of a file, unless it is known to be wrong, as in /proc."""
+    return info.size if info.size >= at_least else None
+
+
+def etag(info: FileInfo) -> str:
+    return f'"{int(timestamp(info) * 1e6):x}-{info.size:x}"'
+
+
+def last_modified(info: FileInfo) -> str:
+    return formatdate(int(timestamp(info)), usegmt=True)
+
+
+def timestamp(info: FileInfo) -> float:
+    try:
+        return min(info.modified_at.timestamp(), LAST_SECOND)
+    except (OverflowError, ValueError):  # the agent may say anything
+        return 0.0
