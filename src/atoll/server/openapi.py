@@ -26,7 +26,7 @@ _PARAMETERS = {
     "process_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
     "terminal_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
 }
-_MEANING = {200: "OK", 201: "It is new", 204: "Done"}
+_MEANING = {200: "OK", 201: "It is new", 204: "Done", 206: "The part that was asked for"}
 
 
 @cache
