@@ -407,13 +407,13 @@ async def test_a_directory_goes_in_and_out_as_an_archive(calls: FileCalls, box: 
 
 
 async def test_a_hundred_thousand_entries_are_listed_page_by_page(host_calls: FileCalls, host_box: Box) -> None:
-    await host_box.text("mkdir /tmp/many; cd /tmp/many; seq -f %06g 100000 | xargs touch")
-    *pages, done = await host_calls.ask(files.ListFiles(path=b"/tmp/many"))
+    await host_box.text("mkdir /dev/shm/many; cd /dev/shm/many; seq -f %06g 100000 | xargs touch")
+    *pages, done = await host_calls.ask(files.ListFiles(path=b"/dev/shm/many"))
     assert files.decode_file_done(done.payload).count == 10**5
     assert len(pages) >= 100
     names = [info.name for page in pages for info in files.decode_file_list(page.payload).files]
     assert names == [f"{number:06}" for number in range(1, 10**5 + 1)]
-    assert (await host_calls.done(files.DeleteDirectory(path=b"/tmp/many"))).count == 10**5 + 1
+    assert (await host_calls.done(files.DeleteDirectory(path=b"/dev/shm/many"))).count == 10**5 + 1
 
 
 async def test_ten_thousand_small_files_go_in_and_out(calls: FileCalls, tmp_path: Path) -> None:

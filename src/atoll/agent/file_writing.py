@@ -169,6 +169,7 @@ class NewFile:
 
 def make_directories(path: bytes, *, above: int, mode: int = NEW_DIRECTORY_MODE) -> None:
     """`path` with what is missing on the way. What is there already stays as it is, whatever it is."""
+    path = path.rstrip(b"/") or b"/"
     ends = [end for end, byte in enumerate(path) if byte == ord("/") and end and path[end - 1] != byte]
     steps = [*(path[:end] for end in ends), path]
     last = len(steps) - 1

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from atoll.agent.worker import HostPort
     from atoll.protocol.files import Call, Result
 
-READ_AT_ONCE = 256 * 1024
+READ_AT_ONCE, READ_AT_LEAST = 256 * 1024, 16 * 1024
 LISTED_AT_ONCE = 500
 LISTED_BYTES_AT_ONCE = 128 * 1024
 
@@ -128,15 +128,16 @@ def read_file(call: ReadFile, path: bytes, port: HostPort) -> FileDone:
         port.send(FrameKind.EVENT, encode_message(describe(path, status)))
         if call.offset:
             os.lseek(fd, call.offset, os.SEEK_SET)
-        return FileDone(count=_send_content(fd, call.length, port))
+        buffer_size = min(READ_AT_ONCE, max(READ_AT_LEAST, status.st_size))
+        return FileDone(count=_send_content(fd, call.length, buffer_size, port))
     finally:
         os.close(fd)
 
 
-def _send_content(fd: int, length: int | None, port: HostPort) -> int:
+def _send_content(fd: int, length: int | None, buffer_size: int, port: HostPort) -> int:
     """Up to `length` bytes, as many as there are by then."""
     sent = 0
-    buffer = memoryview(bytearray(READ_AT_ONCE if length is None else min(READ_AT_ONCE, length)))
+    buffer = memoryview(bytearray(buffer_size if length is None else min(buffer_size, length)))
     while buffer:
         count = os.readv(fd, [buffer])
         if not count:
