@@ -27,7 +27,7 @@ async def crowded(tmp_path: Path) -> AsyncIterator[NurseryProcess]:
     log.touch()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
-    process = subprocess.Popen(["cat"], stdin=theirs, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
     process.send_signal(signal.SIGSTOP)
     with theirs:
         with suppress(BlockingIOError):

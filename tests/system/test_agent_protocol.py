@@ -235,6 +235,10 @@ async def test_an_agent_gets_no_more_time_than_a_turn_takes(
     async with false_agent(tmp_path, take_turns) as link:
         with pytest.raises(TimeoutError):
             await link.run(ExecShell(command="true", timeout=0.1))
+        with pytest.raises(TimeoutError):
+            async with link.operation(ExecShell(command="true")) as connection:
+                async for _ in connection.frames(patience=0.1):
+                    pass
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import SandboxActor
-from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, decode
+from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, decode, patience_with
 
 _STREAMS = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
@@ -116,7 +116,7 @@ async def stream(
             await stack.enter_async_context(agent.fed(stdin))
         yield _event("start")
         try:
-            while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
+            async for frame in agent.frames(patience_with(call)):
                 if frame.kind in texts and (text := texts[frame.kind].decode(frame.payload)):
                     yield _event(_STREAMS[frame.kind], data=text)
             for kind, decoder in texts.items():
