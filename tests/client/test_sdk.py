@@ -350,6 +350,7 @@ NONSENSE = {
     "a result of another kind": lambda conversation: conversation.answer(Sessions(sessions=[])),
     "an error that is none": lambda conversation: conversation.send(FrameKind.FAILED, b"\xc1"),
     "more output than allowed": too_much,
+    "output without a byte": lambda conversation: conversation.stdout(b""),
 }
 
 

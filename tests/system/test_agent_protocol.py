@@ -151,6 +151,7 @@ DONE = encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=0, duratio
         encode_frame(FrameKind.STDERR, b"x" * 60) * 2 + DONE,
         encode_frame(FrameKind.WAITING),
         encode_frame(FrameKind.STARTED) + DONE,
+        encode_frame(FrameKind.STDOUT) + DONE,
     ],
 )
 async def test_a_lying_agent_is_found_out(tmp_path: Path, answer: bytes) -> None:

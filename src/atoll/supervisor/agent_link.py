@@ -369,6 +369,8 @@ async def collect(connection: AgentConnection, allowed: int | None, time: deadli
         if frame.kind not in output:
             note_turn(frame, time)
             continue
+        if not frame.payload:  # it costs nothing to send, and would be kept all the same
+            raise AgentMisbehavedError("the agent sent output without a byte in it", remedy="Stop the sandbox.")
         quota = left[frame.kind]
         if quota is not None:
             left[frame.kind] = quota = quota - len(frame.payload)
