@@ -25,10 +25,18 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 async def connect(box: Box) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     directory = os.open(box.live.agent_socket.parent, os.O_PATH)
+    peer = socket.socket(socket.AF_UNIX)
+    peer.setblocking(False)
     try:
-        return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{box.live.agent_socket.name}")
+        while True:
+            try:
+                peer.connect(f"/proc/self/fd/{directory}/{box.live.agent_socket.name}")
+                break
+            except BlockingIOError:  # so many wait already; asyncio would wait for a sign that never comes
+                await asyncio.sleep(0.001)
     finally:
         os.close(directory)
+    return await asyncio.open_unix_connection(sock=peer)
 
 
 @pytest.mark.parametrize(
