@@ -144,7 +144,10 @@ async def test_a_pipe_that_stays_silent_holds_up_neither_output_nor_end(half: Ha
     assert result.stdout == "name? hello you"
 
 
-async def test_an_input_that_raises_ends_the_command(half: Half, stub: ContractServer) -> None:
+@pytest.mark.parametrize("mistake", [KeyError, FileNotFoundError, BrokenPipeError, TimeoutError])
+async def test_an_input_that_raises_ends_the_command(
+    half: Half, stub: ContractServer, mistake: type[Exception]
+) -> None:
     gone = threading.Event()
 
     def agent(conversation: Conversation) -> None:
@@ -154,11 +157,13 @@ async def test_an_input_that_raises_ends_the_command(half: Half, stub: ContractS
 
     def lines() -> Any:
         yield "one\n"
-        raise KeyError("my own mistake")
+        raise mistake("my own mistake")
 
     stub.on_call = agent
-    with pytest.raises(KeyError, match="my own mistake"):
+    with pytest.raises(mistake, match="my own mistake"):
         await half.run(sandbox_of(half, stub).exec, "cat", stdin=lines())
+    with pytest.raises(mistake, match="my own mistake"):
+        await collect(half, sandbox_of(half, stub).exec_stream("cat", stdin=lines()))
     assert await asyncio.to_thread(gone.wait, 60)
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from atoll.client.network import NotYet, Stream, TcpAddress, connect
+from atoll.client.network import NotYet, SourceError, Stream, TcpAddress, connect
 from atoll.client.waiting import pause
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
@@ -69,7 +69,10 @@ class Transport:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Response:
-        """Send a request and return its answer once its head is here. A body that is an iterator goes out in chunks."""
+        """Send a request and return its answer once its head is here.
+
+        A body that is an iterator goes out in chunks, also while the answer is read; what it raises is raised there.
+        """
         head = f"{method} {target}{self._head}accept: {accept}\r\n"
         if not isinstance(body, bytes):
             head += f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -203,7 +206,7 @@ class Response:
             while not self._answer.is_complete and not self._answer.body:
                 self._feed(await self._stream.read(deadline - time.monotonic()))
             self._release()
-        except (OSError, AtollError):  # the answer was whole before this
+        except (OSError, AtollError, SourceError):  # the answer was whole before this
             pass
         finally:
             self.close()
@@ -230,6 +233,8 @@ class Response:
                 raise SilenceError from None
             await self._transport.check_alive()
             return
+        except SourceError as failure:
+            raise failure.cause from failure.cause.__cause__
         except OSError as cause:
             raise self._transport.lost(f"broke the connection: {cause.strerror}") from cause
         self._feed(data)
