@@ -144,7 +144,10 @@ async def test_a_pipe_that_stays_silent_holds_up_neither_output_nor_end(half: Ha
     assert result.stdout == "name? hello you"
 
 
-async def test_an_input_that_raises_ends_the_command(half: Half, stub: ContractServer) -> None:
+@pytest.mark.parametrize("mistake", [KeyError, FileNotFoundError, BrokenPipeError, TimeoutError])
+async def test_an_input_that_raises_ends_the_command(
+    half: Half, stub: ContractServer, mistake: type[Exception]
+) -> None:
     gone = threading.Event()
 
     def agent(conversation: Conversation) -> None:
@@ -154,11 +157,13 @@ async def test_an_input_that_raises_ends_the_command(half: Half, stub: ContractS
 
     def lines() -> Any:
         yield "one\n"
-        raise KeyError("my own mistake")
+        raise mistake("my own mistake")
 
     stub.on_call = agent
-    with pytest.raises(KeyError, match="my own mistake"):
+    with pytest.raises(mistake, match="my own mistake"):
         await half.run(sandbox_of(half, stub).exec, "cat", stdin=lines())
+    with pytest.raises(mistake, match="my own mistake"):
+        await collect(half, sandbox_of(half, stub).exec_stream("cat", stdin=lines()))
     assert await asyncio.to_thread(gone.wait, 60)
 
 
@@ -350,6 +355,7 @@ NONSENSE = {
     "a result of another kind": lambda conversation: conversation.answer(Sessions(sessions=[])),
     "an error that is none": lambda conversation: conversation.send(FrameKind.FAILED, b"\xc1"),
     "more output than allowed": too_much,
+    "output without a byte": lambda conversation: conversation.stdout(b""),
 }
 
 
@@ -379,6 +385,58 @@ async def test_a_server_that_dies_during_a_command_is_a_lost_server(half: Half, 
             events.append(event.type)
     assert events == ["start", "stdout", "error"]
     assert len(stub.requests) == 2  # none was sent again
+
+
+SILENT = {
+    "from the beginning": (),
+    "after output": (FrameKind.STDOUT,),
+    "after its turn has come": (FrameKind.WAITING, FrameKind.STARTED),
+}
+
+
+@pytest.mark.parametrize("before", SILENT.values(), ids=SILENT.keys())
+async def test_an_agent_that_stands_still_is_given_up(half: Half, stub: ContractServer, before: Any) -> None:
+    def agent(conversation: Conversation) -> None:
+        conversation.begin()
+        for kind in before:
+            conversation.send(kind, b"x" if kind is FrameKind.STDOUT else b"")
+        conversation.wait_for_hang_up()
+
+    stub.on_call = agent
+    sandbox = sandbox_of(half, stub)
+    half.server.find_server(stub.url).answer_grace = 0.05
+    with pytest.raises(TimeoutError, match="AGENT_TIMEOUT"):
+        await half.run(sandbox.exec, "x", timeout=0.05)
+    with pytest.raises(TimeoutError, match="AGENT_TIMEOUT"):
+        await collect(half, sandbox.exec_stream("x", timeout=0.05))
+    if not before:
+        with pytest.raises(TimeoutError, match="AGENT_TIMEOUT"):
+            await half.run(sandbox.list_sessions)
+
+
+async def test_while_others_come_first_a_command_may_wait(half: Half, stub: ContractServer) -> None:
+    has_looked = threading.Event()
+
+    def agent(conversation: Conversation) -> None:
+        if isinstance(conversation.call, ExecShell) and conversation.call.command == "second":
+            conversation.send(FrameKind.WAITING)
+            has_looked.wait()
+            conversation.send(FrameKind.STARTED)
+            conversation.done(5)
+        else:
+            conversation.begin()
+            conversation.wait_for_hang_up()
+
+    stub.on_call = agent
+    sandbox = sandbox_of(half, stub)
+    half.server.find_server(stub.url).answer_grace = 0.05
+    second = asyncio.create_task(half.run(sandbox.exec, "second", timeout=0.05))
+    for _ in range(3):  # as long as it would have itself, each
+        with pytest.raises(TimeoutError):
+            await half.run(sandbox.exec, "first", timeout=0.05)
+    assert not second.done()
+    has_looked.set()
+    assert (await second).exit_code == 5
 
 
 async def test_an_answer_without_a_result_is_a_lost_server(half: Half, stub: ContractServer) -> None:

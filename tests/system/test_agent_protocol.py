@@ -25,10 +25,18 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 async def connect(box: Box) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     directory = os.open(box.live.agent_socket.parent, os.O_PATH)
+    peer = socket.socket(socket.AF_UNIX)
+    peer.setblocking(False)
     try:
-        return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{box.live.agent_socket.name}")
+        while True:
+            try:
+                peer.connect(f"/proc/self/fd/{directory}/{box.live.agent_socket.name}")
+                break
+            except BlockingIOError:  # so many wait already; asyncio would wait for a sign that never comes
+                await asyncio.sleep(0.001)
     finally:
         os.close(directory)
+    return await asyncio.open_unix_connection(sock=peer)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +159,7 @@ DONE = encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=0, duratio
         encode_frame(FrameKind.STDERR, b"x" * 60) * 2 + DONE,
         encode_frame(FrameKind.WAITING),
         encode_frame(FrameKind.STARTED) + DONE,
+        encode_frame(FrameKind.STDOUT) + DONE,
     ],
 )
 async def test_a_lying_agent_is_found_out(tmp_path: Path, answer: bytes) -> None:
@@ -235,6 +244,10 @@ async def test_an_agent_gets_no_more_time_than_a_turn_takes(
     async with false_agent(tmp_path, take_turns) as link:
         with pytest.raises(TimeoutError):
             await link.run(ExecShell(command="true", timeout=0.1))
+        with pytest.raises(TimeoutError):
+            async with link.operation(ExecShell(command="true")) as connection:
+                async for _ in connection.frames(patience=0.1):
+                    pass
 
 
 @pytest.mark.parametrize(

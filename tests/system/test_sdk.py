@@ -19,10 +19,14 @@ from typing import Any
 import pytest
 
 from atoll.client import local_server
+from atoll.client.link import SandboxLink
 from atoll.client.local_server import LocalServer
 from atoll.client.network import UnixAddress, connect
+from atoll.client.sandbox import AsyncSandbox
 from atoll.client.server import Server
 from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.frames import FrameKind, encode_frame
+from atoll.protocol.messages import ExecShell, encode_message
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState, ServerInfo
 from tests import kept
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
@@ -175,6 +179,35 @@ async def test_a_call_that_the_first_process_never_read_is_made_again_on_a_new_s
         os.kill(agent, signal.SIGKILL)
         assert (await running).exit_code == 0
     assert (await sandbox.exec("cat runs")).stdout.split() == ["0", "1", "2", "3", "4"]
+    await sandbox.aclose()
+
+
+async def test_an_agent_that_stands_still_is_given_up(server: RunningServer) -> None:
+    sandbox = server.sandbox("still")
+    await sandbox.exec("true")
+    os.kill(first_process(server, "still"), signal.SIGSTOP)
+    hasty = Server(server.unix_url, None)
+    hasty.answer_grace = 0.0
+    with pytest.raises(TimeoutError, match="AGENT_TIMEOUT"):
+        await AsyncSandbox(SandboxLink(hasty, "still")).exec("true", timeout=0.1)
+    hasty.transport.close_idle()
+    await sandbox.aclose()
+
+
+async def test_a_call_that_was_never_read_is_made_again_although_its_answer_has_begun(server: RunningServer) -> None:
+    sandbox = server.sandbox("killed-later")
+    await sandbox.exec("true")
+    agent = first_process(server, "killed-later")
+    os.kill(agent, signal.SIGSTOP)
+    call = encode_frame(FrameKind.CALL, encode_message(ExecShell(command="echo again")))
+    reader, writer = await asyncio.open_unix_connection(str(server.socket))
+    head = f"POST /v1/sandboxes/killed-later/call HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(call)}\r\n\r\n"
+    writer.write(head.encode() + call)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    os.kill(agent, signal.SIGKILL)
+    assert b"again\n" in await reader.readuntil(b"\r\n0\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
     await sandbox.aclose()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import base64
 import hashlib
 import json
 import os
@@ -440,6 +441,17 @@ async def test_a_command_as_json_has_its_exact_output(server: RunningServer) -> 
     assert (answer["exit_code"], answer["success"], answer["stdout"]) == (3, False, "text")
     assert (answer["stderr"], answer["stderr_base64"]) == ("\ufffd", "/w==")
     assert answer["session_ended"]
+
+
+async def test_a_command_as_events_has_its_exact_output(server: RunningServer) -> None:
+    command = {"command": "printf '\\377 \\303' >&2; printf 'text \\303\\251'"}
+    answer = await server.ask("POST", "/v1/sandboxes/json/exec", command, headers={"Accept": "text/event-stream"})
+    events = [json.loads(line[6:]) for line in answer.body.decode().splitlines() if line.startswith("data: ")]
+    stderr = [base64.b64decode(event["data_base64"]) for event in events if event["type"] == "stderr"]
+    assert b"".join(stderr) == b"\377 \303"
+    stdout = [event for event in events if event["type"] == "stdout"]
+    assert "".join(event["data"] for event in stdout) == "text é"
+    assert not any("data_base64" in event for event in stdout)
 
 
 async def test_a_command_that_waits_for_its_turn_streams_its_events(server: RunningServer) -> None:

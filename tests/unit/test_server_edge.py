@@ -11,6 +11,7 @@ import schemathesis
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.server.auth import check_origin, host_name, is_unix
+from atoll.server.commands import Characters
 from atoll.server.docs_page import page
 from atoll.server.openapi import document
 from atoll.server.problems import status_of
@@ -53,6 +54,21 @@ def test_no_origin_and_its_own_may_pass(headers: dict[bytes, str]) -> None:
 )
 def test_what_is_not_surely_the_unix_socket_needs_a_key(server: object, expected: bool) -> None:
     assert is_unix({"type": "http", "server": server}) is expected
+
+
+WHOLE = "aé€😀\ufffd".encode()
+NO_TEXT = [b"", b"\xff", b"\xc3", b"a\xe2\x82b", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\x00\xfe\xff" * 3]
+
+
+@pytest.mark.parametrize("end", NO_TEXT)
+@pytest.mark.parametrize("size", range(1, 6))
+def test_output_in_pieces_loses_no_byte_and_tears_no_character(end: bytes, size: int) -> None:
+    data = WHOLE + end
+    characters = Characters()
+    pieces = [characters.take(data[start : start + size]) for start in range(0, len(data), size)]
+    pieces.append(characters.take(b"", final=True))
+    assert b"".join(pieces) == data
+    assert "".join(piece.decode(errors="replace") for piece in pieces) == data.decode(errors="replace")
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))

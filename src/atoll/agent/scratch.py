@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _OPENING = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PLACES = ("/dev/shm", "/run", "/tmp")
 _TAIL = 64
+CLOSED = -1  # as a descriptor: whatever is tried with it fails
 
 
 class Scratch:
@@ -61,7 +62,7 @@ class Scratch:
 
 
 class ScratchDirectory:
-    """Files and FIFOs of one session."""
+    """Files and FIFOs of one session. Once closed it has none, and takes none."""
 
     def __init__(self, scratch: Scratch, name: str, fd: int) -> None:
         self._scratch = scratch
@@ -110,7 +111,9 @@ class ScratchDirectory:
     def close(self) -> None:
         with suppress(OSError):
             self.remove(*os.listdir(self.fd))
-        os.close(self.fd)
+        # A shell that was told to die is cleaned up after later, when the number may be another directory's.
+        fd, self.fd = self.fd, CLOSED
+        os.close(fd)
         self._scratch.remove_directory(self)
 
     def _write(self, name: str, data: bytes) -> None:

@@ -170,7 +170,7 @@ class AsyncCommandStream(AsyncIterator[ExecEvent]):
             self._is_over = True
             self._events.extend(_event(name, data=text) for name, text in self._output.rest())
             self._events.append(_completion(done))
-        elif frame.payload:
+        else:
             text = self._output.take(frame)
             self._events.append(_event(self._output.name(frame), data=text, data_bytes=frame.payload))
 
@@ -203,6 +203,8 @@ class Output:
         """Keep what came, and return what can be read of it so far."""
         if frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR):
             raise misbehaved(f"a {frame.kind.name} frame came")
+        if not frame.payload:  # it costs nothing to send, and would be kept all the same
+            raise misbehaved(f"a {frame.kind.name} frame came without a byte in it")
         stream = self.stdout if frame.kind is FrameKind.STDOUT else self.stderr
         if stream.left is not None:
             stream.left -= len(frame.payload)

@@ -13,17 +13,18 @@ import msgspec
 
 from atoll.client.local_server import LocalServer
 from atoll.client.network import Address, NotYet, TcpAddress, UnixAddress
-from atoll.client.transport import Response, Transport, Upload
+from atoll.client.transport import Response, SilenceError, Transport, Upload
 from atoll.client.waiting import pause
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
 from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
-from atoll.protocol.messages import Call, decode_error, encode_message
+from atoll.protocol.messages import Call, Exec, ExecShell, ListSessions, decode_error, encode_message
 
 FRAMES = "application/vnd.atoll.frames"
 MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
 UNREACHABLE = (502, 503, 504)  # said by a proxy in front of a server that is not there
 DENIED = (401, 403)
+ANSWER_GRACE = 30.0  # for an agent to say something, on top of a command's own timeout
 
 INPUT_CHUNK = 256 * 1024
 
@@ -50,6 +51,7 @@ class Server:
             raise error(ErrorCode.INVALID_API_KEY, "the API key is not printable ASCII", remedy="Check api_key=.")
         self.address, self._prefix = (local.address, "") if local else parse_url(url)
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
+        self.answer_grace = ANSWER_GRACE
 
     async def ask(self, method: str, path: str, answer: type[T], body: object = None) -> T:
         """The answer to a request, which must be an `answer`."""
@@ -73,7 +75,7 @@ class Server:
             content_type=FRAMES,
             accept=FRAMES,
         )
-        return await self.frames(response)
+        return await self.frames(response, self._patience_with(call))
 
     async def begin_call(self, sandbox_id: str, call: Call) -> CallInput:
         """The same for a call whose input comes piece by piece."""
@@ -82,14 +84,23 @@ class Server:
         await upload.send(encode_frame(FrameKind.CALL, encode_call(call)))
         return CallInput(self, upload)
 
-    async def frames(self, response: Response) -> Frames:
+    async def frames(self, response: Response, patience: float | None = None) -> Frames:
         await self._raise_for_status(response)
-        return Frames(self, response)
+        return Frames(self, response, patience)
 
     async def stream(self, path: str, accept: str) -> Response:
         response = await self.transport.request("GET", self._prefix + path, accept=accept)
         await self._raise_for_status(response)
         return response
+
+    def _patience_with(self, call: Call) -> float | None:
+        """For how long an agent may be silent that has this call, in seconds; None for all the time in the world."""
+        match call:
+            case Exec(timeout=float() | int() as timeout) | ExecShell(timeout=float() | int() as timeout):
+                return timeout + self.answer_grace
+            case ListSessions():
+                return self.answer_grace
+        return None
 
     async def _request(self, method: str, path: str, body: object) -> Response:
         content = b"" if body is None else _encode_json(body)
@@ -155,23 +166,25 @@ ANSWERING = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA, FrameKind.EVENT
 
 
 class Frames:
-    """The frames of a call's answer, DONE last."""
+    """The frames of a call's answer, DONE last. `patience` is not needed while others of the session come first."""
 
-    def __init__(self, server: Server, response: Response) -> None:
+    def __init__(self, server: Server, response: Response, patience: float | None) -> None:
         self._server = server
         self._response = response
+        self._patience = patience
+        self._is_queueing = False
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
 
     async def next(self) -> Frame:
         """The next frame of output, or the result. A call that failed raises its error here."""
         while (frame := await self._next()).kind in QUEUEING:
-            continue
+            self._is_queueing = frame.kind is FrameKind.WAITING
         return frame
 
     async def _next(self) -> Frame:
         while not self._frames:
-            chunk = await self._response.next_chunk()
+            chunk = await self._next_chunk()
             if not chunk:
                 raise self._server.transport.lost("ended its answer before the result")
             self._feed(chunk)
@@ -184,6 +197,14 @@ class Frames:
         elif frame.kind not in ANSWERING:
             raise misbehaved(f"a {frame.kind.name} frame came")
         return frame
+
+    async def _next_chunk(self) -> bytes:
+        try:
+            return await self._response.next_chunk(None if self._is_queueing else self._patience)
+        except SilenceError as cause:
+            message = f"the sandbox's agent was silent for {self._patience:g} seconds"
+            remedy = "Something may have stopped it, or left it no cpu; destroy the sandbox."
+            raise error(ErrorCode.AGENT_TIMEOUT, message, remedy=remedy) from cause
 
     async def result(self) -> Frame:
         """The DONE frame of a call that has no output."""

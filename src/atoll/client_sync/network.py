@@ -4,7 +4,8 @@
 Rules:
 1. What is sent goes out while `read` waits, so that two sides that both write never wait for each other.
 2. A write that fails says nothing: a server may answer and hang up before it has read everything. Reading tells.
-3. What is sent may have to be waited for itself. Then the peer is still read: see NotYet.
+3. What is sent may have to be waited for itself, and then the peer is still read: see NotYet. Or its making fails,
+   which must not be taken for a failure of the connection: see SourceError.
 4. Nothing is buffered here but the chunk under way. Whoever does not read makes the server wait.
 """
 
@@ -77,6 +78,14 @@ class NotYet(NamedTuple):
     """In place of a piece to send: there is none before something can be read from `descriptor`."""
 
     descriptor: int
+
+
+class SourceError(Exception):
+    """What was to be sent could not be made, because of `cause`."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class QuietSocket(socket.socket):
@@ -238,7 +247,7 @@ class Stream:
     def _push(self) -> None:
         """Send one piece: a peer that takes everything at once must not keep us from everyone else."""
         if not self._unsent and self._unmade is not None:
-            piece = next(self._unmade, b"")
+            piece = self._next_piece(self._unmade)
             self._source = piece.descriptor if isinstance(piece, NotYet) else None
             if isinstance(piece, NotYet):
                 return
@@ -253,6 +262,12 @@ class Stream:
         except OSError:  # rule 2
             self._was_cut_off = True
             self._unsent, self._unmade = memoryview(b""), None
+
+    def _next_piece(self, pieces: Iterator[bytes | NotYet]) -> bytes | NotYet:
+        try:
+            return next(pieces, b"")
+        except Exception as cause:
+            raise SourceError(cause) from cause
 
 
 def _connect_unix(path: str, deadline: float) -> Stream:

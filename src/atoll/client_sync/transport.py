@@ -5,8 +5,8 @@ Rules:
 1. A request is repeated only when nothing can have run: the connection could not be made, one kept idle had been closed
    before anything was written to it, or a Unix socket says that the server left without reading all of the request.
    Any other lost connection is SERVER_LOST.
-2. Nobody waits for ever. A command may be silent for hours, so silence is no failure; but after QUIET_SECONDS of it
-   the server is asked, over another connection, whether it is there.
+2. Nobody waits for ever. A command may be silent for hours, so silence is no failure unless the caller says for how
+   long; but after QUIET_SECONDS of it the server is asked, over another connection, whether it is there.
 3. What a server may make us keep is bounded: the head of an answer, the body of one that is not streamed, idle
    connections.
 4. The pool is a deque, whose `append` and `pop` are atomic: threads share it without a lock, which a fork could
@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from atoll.client_sync.network import NotYet, Stream, TcpAddress, connect
+from atoll.client_sync.network import NotYet, SourceError, Stream, TcpAddress, connect
 from atoll.client_sync.waiting import pause
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
@@ -69,7 +70,10 @@ class Transport:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Response:
-        """Send a request and return its answer once its head is here. A body that is an iterator goes out in chunks."""
+        """Send a request and return its answer once its head is here.
+
+        A body that is an iterator goes out in chunks, also while the answer is read; what it raises is raised there.
+        """
         head = f"{method} {target}{self._head}accept: {accept}\r\n"
         if not isinstance(body, bytes):
             head += f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -225,10 +229,11 @@ class Response:
             self._receive()
         self.status = self._answer.status
 
-    def next_chunk(self) -> bytes:
-        """Some of the body as it comes, b"" at its end."""
+    def next_chunk(self, patience: float | None = None) -> bytes:
+        """Some of the body as it comes, b"" at its end; SilenceError if nothing comes for `patience` seconds."""
+        deadline = math.inf if patience is None else time.monotonic() + patience
         while not self._answer.body and not self._answer.is_complete:
-            self._receive()
+            self._receive(deadline)
         body = self._answer.take_body()
         if self._answer.is_complete:
             self._release()
@@ -253,7 +258,7 @@ class Response:
             while not self._answer.is_complete and not self._answer.body:
                 self._feed(self._stream.read(deadline - time.monotonic()))
             self._release()
-        except (OSError, AtollError):  # the answer was whole before this
+        except (OSError, AtollError, SourceError):  # the answer was whole before this
             pass
         finally:
             self.close()
@@ -273,12 +278,16 @@ class Response:
             self._transport.take_back(self._stream)
         self.close()
 
-    def _receive(self) -> None:
+    def _receive(self, deadline: float = math.inf) -> None:
         try:
-            data = self._stream.read(self._transport.quiet_seconds)
+            data = self._stream.read(min(self._transport.quiet_seconds, deadline - time.monotonic()))
         except TimeoutError:
+            if time.monotonic() >= deadline:
+                raise SilenceError from None
             self._transport.check_alive()
             return
+        except SourceError as failure:
+            raise failure.cause from failure.cause.__cause__
         except OSError as cause:
             raise self._transport.lost(f"broke the connection: {cause.strerror}") from cause
         self._feed(data)
@@ -292,6 +301,10 @@ class Response:
             if not self._answer.is_complete:  # what follows a whole answer spoils the connection, not the answer
                 raise self._transport.lost(f"sent what is no HTTP answer: {cause}") from cause
             self._answer.may_be_reused = False
+
+
+class SilenceError(Exception):
+    """Nothing came for as long as somebody was ready to wait. The server itself is there."""
 
 
 class HeadTooLargeError(Exception):

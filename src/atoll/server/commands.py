@@ -23,7 +23,7 @@ from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import SandboxActor
-from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, decode
+from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, decode, patience_with
 
 _STREAMS = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
@@ -107,7 +107,7 @@ async def stream(
     actor: SandboxActor, caller: str, call: Exec | ExecShell, stdin: bytes | None
 ) -> AsyncGenerator[ExecEventBody, None]:
     """Ends early if the reader leaves, and so does the command."""
-    texts = {kind: codecs.getincrementaldecoder("utf-8")("replace") for kind in _STREAMS}
+    outputs = {kind: Characters() for kind in _STREAMS}
     if stdin is not None:
         call = msgspec.structs.replace(call, stdin=True)
     async with actor.use(caller), AsyncExitStack() as stack:
@@ -116,15 +116,33 @@ async def stream(
             await stack.enter_async_context(agent.fed(stdin))
         yield _event("start")
         try:
-            while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-                if frame.kind in texts and (text := texts[frame.kind].decode(frame.payload)):
-                    yield _event(_STREAMS[frame.kind], data=text)
-            for kind, decoder in texts.items():
-                if text := decoder.decode(b"", final=True):
-                    yield _event(_STREAMS[kind], data=text)
+            async for frame in agent.frames(patience_with(call)):
+                if frame.kind in outputs and (data := outputs[frame.kind].take(frame.payload)):
+                    yield _output(_STREAMS[frame.kind], data)
+            for kind, output in outputs.items():
+                if data := output.take(b"", final=True):
+                    yield _output(_STREAMS[kind], data)
             yield _completion(decode(decode_exec_done, frame))
         except AtollError as problem:
             yield _event("error", code=problem.code, message=problem.message, remedy=problem.remedy)
+
+
+class Characters:
+    """A stream's bytes, up to the end of the last whole character. What follows it waits for the rest of its own."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, data: bytes, *, final: bool = False) -> bytes:
+        known = self._decoder.getstate()[0] + data
+        self._decoder.decode(data, final)
+        waiting = self._decoder.getstate()[0]
+        return known[: len(known) - len(waiting)]
+
+
+def _output(kind: str, data: bytes) -> ExecEventBody:
+    text, exact = to_text(data)
+    return _event(kind, data=text, data_base64=exact)
 
 
 def _completion(done: ExecDone) -> ExecEventBody:

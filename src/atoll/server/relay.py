@@ -4,6 +4,8 @@ Rules:
 1. The agent is read only as fast as the client reads, and the client as fast as the command.
 2. A client that hangs up ends the operation: its connection to the agent is closed, which is how the agent learns.
 3. An error before the first frame is an HTTP error; after that it is the stream's last frame, or its early end.
+4. How long an agent may be silent, only the client knows. So the answer begins when the agent has the call and says
+   nothing at first: from then on it is the agent that the client waits for.
 """
 
 from __future__ import annotations
@@ -23,20 +25,25 @@ from atoll.supervisor.roster import Roster
 
 FRAMES = "application/vnd.atoll.frames"
 BATCH_BYTES = 256 * 1024
+BEGIN_SECONDS = 1.0  # most calls are done before, and need no more than one piece
 
 
 class Relay:
     """POST /v1/sandboxes/{id}/call"""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = Answer(send)
         try:
-            await self._relay(scope, receive, send)
+            await self._relay(scope, receive, answer)
         except AtollError as problem:
-            await problem_response(problem)(scope, receive, send)
+            if answer.has_begun:
+                await answer.fail(problem)
+            else:
+                await problem_response(problem)(scope, receive, send)
         except ClientDisconnect:
             pass
 
-    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _relay(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         roster: Roster = scope["app"].state.roster
         requests = Requests(receive)
         call = await requests.next()
@@ -45,7 +52,7 @@ class Relay:
                 ErrorCode.INVALID_REQUEST, "the body begins with no CALL frame", remedy="Use the SDK, or /exec."
             )
         actor = roster.actor(scope["path_params"]["id"])
-        await actor.do(scope["caller"], partial(exchange, call.payload, requests, Answer(send)))
+        await actor.do(scope["caller"], partial(exchange, call.payload, requests, answer))
 
 
 async def exchange(message: bytes, requests: Requests, answer: Answer, link: AgentLink) -> None:
@@ -103,16 +110,31 @@ class Answer:
     """The response. What is there at once goes out at once, as a whole."""
 
     def __init__(self, send: Send) -> None:
+        self.has_begun = False
         self._send = send
-        self._has_begun = False
+        self._has_frames = False
 
     async def pass_on(self, agent: AgentConnection) -> None:
+        await self._begin_unless_quick(agent)
         is_last = False
         while not is_last:
             body, is_last = await self._next_batch(agent)
-            if not self._has_begun:
+            self._has_frames = True
+            if not self.has_begun:
                 await self._begin(len(body) if is_last else None)
             await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    async def fail(self, problem: AtollError) -> None:
+        """The only frame of an answer that has begun."""
+        body = encode_frame(FrameKind.FAILED, encode_message(problem.to_body()))
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _begin_unless_quick(self, agent: AgentConnection) -> None:
+        try:
+            async with asyncio.timeout(None if self.has_begun else BEGIN_SECONDS):
+                await agent.wait_for_frame()
+        except TimeoutError:
+            await self._begin(None)
 
     async def _next_batch(self, agent: AgentConnection) -> tuple[bytes, bool]:
         """All frames that have come, and whether the last of the operation is among them."""
@@ -128,13 +150,13 @@ class Answer:
                 if not agent.has_frame or size > BATCH_BYTES:
                     return b"".join(parts), False
         except AtollError as problem:
-            if not parts and not self._has_begun:
+            if not parts and not self._has_frames:
                 raise
             parts.append(encode_frame(FrameKind.FAILED, encode_message(problem.to_body())))
             return b"".join(parts), True
 
     async def _begin(self, length: int | None) -> None:
-        self._has_begun = True
+        self.has_begun = True
         headers = [(b"content-type", FRAMES.encode())]
         if length is not None:
             headers.append((b"content-length", b"%d" % length))

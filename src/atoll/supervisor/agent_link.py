@@ -4,7 +4,8 @@ Rules:
 1. One operation per connection at a time; a free connection is kept for the next.
 2. An operation that is left early closes its connection, which is how the agent learns to cancel it.
 3. Nothing the agent sends is kept beyond what the caller allowed, and nothing is awaited for ever: an agent has the
-   command's own timeout and a grace period to answer. Its time does not run while others of its session come first.
+   command's own timeout and a grace period to answer, or, where output is passed on, for each silence. Its time does
+   not run while others of its session come first.
 4. SANDBOX_NOT_RUNNING means that the call was not taken, so it can be made again; AGENT_LOST, that nobody knows.
 """
 
@@ -126,8 +127,7 @@ class AgentLink:
             call = msgspec.structs.replace(call, stdin=True)
         if call.max_output is None:
             call = msgspec.structs.replace(call, max_output=MAX_OUTPUT_KEPT)
-        patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
-        async with self.operation(call) as connection, deadline(patience) as time:
+        async with self.operation(call) as connection, deadline(patience_with(call)) as time:
             turns = time if call.session_id else None
             if stdin is None:
                 return await collect(connection, call.max_output, turns)
@@ -244,6 +244,7 @@ class AgentConnection(asyncio.Protocol):
             yield
         finally:
             feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
 
     async def send_frame(self, frame: Frame) -> None:
         self._has_input = True
@@ -257,12 +258,20 @@ class AgentConnection(asyncio.Protocol):
         """Whether the next one need not be waited for."""
         return bool(self._frames)
 
-    async def frames(self) -> AsyncIterator[Frame]:
-        """The operation's frames; DONE is the last. A failed operation raises its error."""
-        while self._is_busy:
-            yield await self.next_frame()
+    async def frames(self, patience: float | None = None) -> AsyncIterator[Frame]:
+        """The operation's frames; DONE is the last. A failed operation raises its error.
 
-    async def next_frame(self) -> Frame:
+        The agent may be silent for `patience` seconds, and for longer while others of the session come first.
+        """
+        is_queueing = False
+        while self._is_busy:
+            async with deadline(None if is_queueing else patience):
+                frame = await self.next_frame()
+            if frame.kind in (FrameKind.WAITING, FrameKind.STARTED):
+                is_queueing = frame.kind is FrameKind.WAITING
+            yield frame
+
+    async def wait_for_frame(self) -> None:
         while not self._frames:
             if self._failure:
                 raise self._reason()
@@ -271,6 +280,10 @@ class AgentConnection(asyncio.Protocol):
                 await self._waiter
             finally:
                 self._waiter = None
+
+    async def next_frame(self) -> Frame:
+        if not self._frames:
+            await self.wait_for_frame()
         frame = self._frames.popleft()
         if self._is_paused and len(self._frames) < UNREAD_FRAMES // 2 and self._transport:
             self._is_paused = False
@@ -361,6 +374,8 @@ async def collect(connection: AgentConnection, allowed: int | None, time: deadli
         if frame.kind not in output:
             note_turn(frame, time)
             continue
+        if not frame.payload:  # it costs nothing to send, and would be kept all the same
+            raise AgentMisbehavedError("the agent sent output without a byte in it", remedy="Stop the sandbox.")
         quota = left[frame.kind]
         if quota is not None:
             left[frame.kind] = quota = quota - len(frame.payload)
@@ -370,6 +385,10 @@ async def collect(connection: AgentConnection, allowed: int | None, time: deadli
     done = decode(decode_exec_done, frame)
     stdout, stderr = (b"".join(chunks) for chunks in output.values())
     return CommandOutput(stdout=stdout, stderr=stderr, done=done)
+
+
+def patience_with(call: Exec | ExecShell) -> float | None:
+    return None if call.timeout is None else call.timeout + ANSWER_GRACE
 
 
 def note_turn(frame: Frame, time: deadline | None) -> None:

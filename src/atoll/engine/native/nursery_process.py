@@ -97,10 +97,11 @@ class NurseryProcess:
         return self._last_ticket
 
     async def launch(self, launch: orders.Launch, env: dict[str, str]) -> Delivery:
+        with _sealed(orders.encode(env)) as env_fd:
+            await self._send(orders.encode(launch), [env_fd])
+        # Not before: an order that was given up while it waited to be sent has no answer to wait for.
         answer = self._waiting[launch.ticket] = self._loop.create_future()
         try:
-            with _sealed(orders.encode(env)) as env_fd:
-                await self._send(orders.encode(launch), [env_fd])
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await asyncio.shield(answer)
         except asyncio.CancelledError:
@@ -136,13 +137,14 @@ class NurseryProcess:
 
     async def _send(self, packet: bytes, fds: list[int]) -> None:
         try:
-            while True:
-                try:
-                    socket.send_fds(self._channel, [packet], fds)
-                    return
-                except BlockingIOError:  # it has its hands full
-                    await asyncio.sleep(SEND_PAUSE_SECONDS)
-        except OSError as cause:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while True:
+                    try:
+                        socket.send_fds(self._channel, [packet], fds)
+                        return
+                    except BlockingIOError:  # it has its hands full
+                        await asyncio.sleep(SEND_PAUSE_SECONDS)
+        except OSError as cause:  # also that the time is up
             self._end()
             raise NurseryGone from cause
 
