@@ -8,7 +8,10 @@ import hashlib
 import json
 import os
 import random
+import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -19,15 +22,17 @@ import pytest
 from atoll.client.commands import AsyncCommands
 from atoll.client.sandbox import AsyncSandbox
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.frames import FrameKind, encode_frame
+from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame
+from atoll.protocol.messages import ExecShell, encode_message
 from atoll.protocol.sandboxes import SandboxEvent, SandboxOptions, SandboxState
 from atoll.store.database import open_database
 from atoll.store.keys import Keys
 from tests import kept
-from tests.system.serving import HANG_SECONDS, Answer, RunningServer, wait_for_end
+from tests.system.serving import HANG_SECONDS, Answer, RunningServer, connect_unix, wait_for_end
 
 SANDBOXES, SESSIONS, CLIENTS, COMMANDS = 10, 3, 50, 1_000
 BEFORE_THE_KILL = 300
+FULL_SECONDS = 0.3  # in which somebody who reads would have taken some
 NUMBERS = "array.array('I', range(25 * 2**20)).tobytes()"  # a hundred megabytes, none like another
 
 
@@ -481,6 +486,29 @@ async def test_a_client_that_hangs_up_ends_its_command(server: RunningServer, ac
     await sandbox.aclose()
 
 
+@pytest.mark.parametrize("tcp", [False, True])
+async def test_a_client_that_dies_while_its_input_is_backed_up_ends_its_command(
+    server: RunningServer, tcp: bool
+) -> None:
+    sandbox = server.sandbox("backed-up", tcp=tcp)
+    await sandbox.exec("mkfifo begun")
+    other = await sandbox.create_session("other")
+    call = ExecShell(command="echo > begun; sleep 1000", session_id="default", stdin=True)
+    body = encode_frame(FrameKind.CALL, encode_message(call))
+    path = b"POST /v1/sandboxes/backed-up/call HTTP/1.1\r\nhost: localhost\r\n"
+    key = b"authorization: Bearer %b\r\n" % server.key.encode()
+    with connect(server, tcp=tcp) as client:
+        client.sendall(path + key + b"content-length: 1000000000\r\n\r\n" + body)
+        await other.exec("cat begun")
+        await fill(client, encode_frame(FrameKind.INPUT, bytes(MAX_PAYLOAD)))
+        if tcp:  # what is on the way keeps its end from coming through; a reset is what a dead host's peer learns
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    # Its turn in the session comes when the other has ended.
+    assert (await sandbox.exec("echo next")).stdout == "next\n"
+    assert (await sandbox.exec(["pgrep", "-x", "sleep"])).exit_code == 1
+    await sandbox.aclose()
+
+
 async def test_a_slow_reader_makes_the_command_wait_and_not_the_server_grow(server: RunningServer) -> None:
     sandbox = server.sandbox("slow")
     await sandbox.exec("true")
@@ -507,6 +535,21 @@ async def test_a_hundred_megabytes_come_out_exactly(server: RunningServer) -> No
         assert size == 100 * 2**20
         assert digest.digest() == hashlib.sha256(array.array("I", range(25 * 2**20)).tobytes()).digest()
         await sandbox.aclose()
+
+
+def connect(server: RunningServer, *, tcp: bool) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), HANG_SECONDS) if tcp else connect_unix(server.socket)
+
+
+async def fill(client: socket.socket, data: bytes) -> None:
+    """Send it again and again, until nobody takes any more."""
+    client.setblocking(False)
+    while True:
+        _, can_send, _ = await asyncio.to_thread(select.select, [], [client], [], FULL_SECONDS)
+        if not can_send:
+            return
+        sent = client.send(data)
+        data = data[sent:] + data[:sent]
 
 
 async def send(writer: asyncio.StreamWriter, piece: bytes, times: int) -> None:

@@ -15,6 +15,7 @@ import uvloop
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.server.app import make_app
+from atoll.server.connections import ClientConnection
 from atoll.server.settings import Settings
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
@@ -76,7 +77,7 @@ def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Serve
     hosts = (*LOCAL_HOSTS, *settings.allowed_hosts, *([settings.host] if settings.host else []))
     config = uvicorn.Config(
         make_app(roster, keys, hosts),
-        http="httptools",
+        http=ClientConnection,
         ws="none",
         lifespan="off",
         access_log=False,
