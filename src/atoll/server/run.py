@@ -28,6 +28,12 @@ IDLE_LOOK_SECONDS = 1.0
 LAST_CALL_SECONDS = 0.2
 TAKE_OVER_SECONDS, TAKE_OVER_PAUSE_SECONDS = 20.0, 0.02
 BACKLOG = 512
+KEEP_ALIVE_OPTIONS = (  # a client whose machine is gone says nothing: it is asked, and given up after two minutes
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 15),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 4),
+)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 logger = logging.getLogger("atoll.server")
@@ -114,7 +120,10 @@ def listen_on_path(path: Path) -> socket.socket:
 def listen_on_port(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        for option, value in KEEP_ALIVE_OPTIONS:
+            listener.setsockopt(*option, value)  # every connection inherits them
+        return listener
     except (OSError, OverflowError) as cause:
         raise error(
             ErrorCode.ADDRESS_NOT_USABLE,
