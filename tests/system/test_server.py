@@ -426,6 +426,16 @@ async def test_a_hundred_megabytes_are_refused_before_they_are_here(server: Runn
     await writer.wait_closed()
 
 
+async def test_headers_without_an_end_are_not_kept(server: RunningServer) -> None:
+    before = server.memory()
+    with connect(server, tcp=True) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(ConnectionError):
+            for _ in range(300):
+                await asyncio.to_thread(client.sendall, b"a: b\r\n" * (2**20 // 6))
+    assert server.memory() < before + 16 * 2**20
+
+
 async def test_half_a_request_holds_up_nobody_and_its_end_is_no_failure(server: RunningServer) -> None:
     _, writer = await asyncio.open_unix_connection(str(server.socket))
     writer.write(b"PUT /v1/sandboxes/half HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")

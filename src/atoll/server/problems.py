@@ -35,6 +35,7 @@ _STATUS = {
     ErrorCode.RESOURCE_BUSY: 409,
     ErrorCode.FILESYSTEM_ERROR: 409,
     ErrorCode.BODY_TOO_LARGE: 413,
+    ErrorCode.HEAD_TOO_LARGE: 431,
     ErrorCode.CONTENT_TYPE_NOT_SUPPORTED: 415,
     ErrorCode.INVALID_API_KEY: 401,
     ErrorCode.FORBIDDEN_ORIGIN: 403,
