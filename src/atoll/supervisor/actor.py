@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -45,6 +46,9 @@ UNREAD_EVENTS = 256
 DESTROYED = "destroyed"
 END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
 MAX_ATTEMPTS = 3
+WATCH_PAUSE_SECONDS = 1.0
+
+logger = logging.getLogger("atoll.supervisor")
 
 T = TypeVar("T")
 
@@ -173,15 +177,34 @@ class SandboxActor:
         self._watcher = asyncio.create_task(self._watch(live), name=f"watch {self.name}")
 
     async def _watch(self, live: LiveSandbox) -> None:
-        async for event in self._machine.engine.events(live):
-            if event.kind is EventKind.OOM_KILLED:
-                self._note("oom_killed", cause="it used all the memory it may", by="kernel")
+        """To its end, which is acted upon whatever goes wrong before: else it would be running for ever."""
+        while not await self._saw_end(live):
+            continue
         async with self._change():
             if self._live is live:
-                self._note("stopped", cause="its first process was killed", by="kernel")
+                self._note_if_possible("stopped", cause="its first process was killed", by="kernel")
                 if self._link:
                     self._link.has_ended = True
                 await self._let_go()
+
+    async def _saw_end(self, live: LiveSandbox) -> bool:
+        """True when it has ended; False if it must be looked at again: there may be no descriptor for it just now."""
+        try:
+            async for event in self._machine.engine.events(live):
+                if event.kind is EventKind.OOM_KILLED:
+                    self._note_if_possible("oom_killed", cause="it used all the memory it may", by="kernel")
+        except OSError as cause:
+            logger.warning("sandbox %s cannot be watched, so this is tried again: %s", self.name, cause)
+            await asyncio.sleep(WATCH_PAUSE_SECONDS)
+            return False
+        return True
+
+    def _note_if_possible(self, what: str, *, cause: str, by: str) -> None:
+        """Of what happened by itself: there is nobody to tell that it could not be noted, and it is no less true."""
+        try:
+            self._note(what, cause=cause, by=by)
+        except AtollError as problem:
+            logger.error("%r of sandbox %s is missing from its timeline: %s", what, self.name, problem)
 
     async def destroy(self, by: str) -> None:
         async with self._change():

@@ -221,14 +221,27 @@ class NativeEngine:
         if sandbox.pidfd is None:
             return
         name = group_name(sandbox.uid_base)
-        known = self._cgroups.usage(name).oom_kills
-        with Watch(os.dup(sandbox.pidfd), self._cgroups.watch(name)) as watch:
+        try:
+            known = self._cgroups.usage(name).oom_kills
+            watch = self._watch(sandbox.pidfd, name)
+        except FileNotFoundError:  # the group is gone with the sandbox
+            yield Event(kind=EventKind.ENDED, oom_kills=0)
+            return
+        with watch:
             while not watch.has_ended:
                 await watch.news()
                 if (kills := await self._oom_kills(name, known)) > known:
                     known = kills
                     yield Event(kind=EventKind.OOM_KILLED, oom_kills=known)
         yield Event(kind=EventKind.ENDED, oom_kills=known)
+
+    def _watch(self, pidfd: int, name: str) -> Watch:
+        end = os.dup(pidfd)
+        try:
+            return Watch(end, self._cgroups.watch(name))
+        except OSError:
+            os.close(end)
+            raise
 
     async def _oom_kills(self, name: str, known: int) -> int:
         """Version 1 announces a kill before it does it, and counts it after; so we look a few times."""
