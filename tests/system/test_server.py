@@ -457,6 +457,17 @@ async def test_a_command_as_json_has_its_exact_output(server: RunningServer) -> 
     assert answer["session_ended"]
 
 
+async def test_json_holds_so_much_output_and_says_when_there_was_more(server: RunningServer) -> None:
+    path, command = "/v1/sandboxes/json/exec", {"command": "head -c 9M /dev/zero"}
+    for asked, given in (({}, 2**20), ({"max_output": 8 * 2**20}, 8 * 2**20)):
+        answer = (await server.ask("POST", path, command | asked)).json()
+        assert (len(answer["stdout"]), answer["truncated"], answer["exit_code"]) == (given, True, 0)
+    refused = await server.ask("POST", path, command | {"max_output": 8 * 2**20 + 1})
+    assert_is_problem(refused, "INVALID_REQUEST")
+    stream = await server.ask("POST", path, command, headers={"Accept": "text/event-stream"})
+    assert stream.body.count(rb"\u0000") == 9 * 2**20
+
+
 async def test_a_command_that_waits_for_its_turn_streams_its_events(server: RunningServer) -> None:
     sandbox = server.sandbox("turns")
     await sandbox.exec("mkfifo gate")
