@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,7 @@ from atoll.protocol.sandboxes import SandboxEvent, SandboxOptions, SandboxState
 from atoll.store.database import open_database
 from atoll.store.keys import Keys
 from tests import kept
+from tests.system.conftest import serving
 from tests.system.serving import HANG_SECONDS, Answer, RunningServer, connect_unix, wait_for_end
 
 SANDBOXES, SESSIONS, CLIENTS, COMMANDS = 10, 3, 50, 1_000
@@ -264,6 +267,19 @@ async def test_a_damaged_record_keeps_nobody_from_the_other_sandboxes(own_server
     assert_is_problem(await own_server.ask("GET", "/v1/sandboxes/damaged"), "STATE_DIRECTORY_UNUSABLE")
     await own_server.end()
     kept.remove(own_server.state, "damaged")
+
+
+async def test_a_server_may_open_what_it_may_and_its_sandboxes_what_they_could_before(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        async with serving(tmp_path) as server:
+            assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+            sandbox = server.sandbox("files")
+            assert (await sandbox.exec("ulimit -n; ulimit -Hn")).stdout == f"1024\n{hard}\n"
+            await sandbox.aclose()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

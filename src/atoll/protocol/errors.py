@@ -89,6 +89,7 @@ class ErrorCode(StrEnum):
     UID_RANGES_EXHAUSTED = "UID_RANGES_EXHAUSTED"
     DISK_COMMITTED = "DISK_COMMITTED"
     NO_SPACE = "NO_SPACE"
+    TOO_MANY_OPEN_FILES = "TOO_MANY_OPEN_FILES"
     POOL_DAMAGED = "POOL_DAMAGED"
     LIMITS_NOT_ENFORCEABLE = "LIMITS_NOT_ENFORCEABLE"
     SANDBOX_START_FAILED = "SANDBOX_START_FAILED"
@@ -331,6 +332,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.UID_RANGES_EXHAUSTED: HostError,
     ErrorCode.DISK_COMMITTED: HostError,
     ErrorCode.NO_SPACE: NoSpaceError,
+    ErrorCode.TOO_MANY_OPEN_FILES: HostError,
     ErrorCode.POOL_DAMAGED: HostError,
     ErrorCode.LIMITS_NOT_ENFORCEABLE: HostError,
     ErrorCode.SANDBOX_START_FAILED: HostError,
@@ -367,11 +369,23 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
             remedy="Free some space on the disk that holds it, or destroy sandboxes.",
             path=path,
         )
+    if cause.errno in (errno.EMFILE, errno.ENFILE):
+        return too_many_open_files(cause)
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
         f"{path} cannot be written: {cause.strerror}",
         remedy="Check the state directory, remove what is in the way, or choose another.",
         path=path,
+    )
+
+
+def too_many_open_files(cause: OSError) -> AtollError:
+    """What to tell when this process, or the machine, has no descriptor left."""
+    return error(
+        ErrorCode.TOO_MANY_OPEN_FILES,
+        f"no more files can be opened: {cause.strerror}",
+        remedy="Nothing is lost. Raise the server's limit: `ulimit -n 65536`, or LimitNOFILE=65536 in the unit of a "
+        "service; that of the whole machine is `sysctl fs.file-max`.",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ async def _serve(settings: Settings) -> None:
     if machine is None:
         logger.info("another server is there, so this one is not needed")
         return
+    raise_file_limit()
     async with machine, Roster(machine, Timeline(machine.database)) as roster:
         server = make_server(settings, roster, Keys(machine.database))
         with listening(settings) as sockets:
@@ -77,6 +79,12 @@ async def open_machine(settings: Settings) -> Machine | None:
                     return None
                 raise
         await asyncio.sleep(TAKE_OVER_PAUSE_SECONDS)
+
+
+def raise_file_limit() -> None:
+    """It holds some descriptors for each sandbox and client, and the usual limit is for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -57,6 +58,8 @@ class NativeEngine:
         check_machine()
         self._cgroups = required_cgroups()
         self._embryos = embryos
+        # As they are now: whoever uses this may raise its own, and sandboxes are not to inherit that.
+        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._nursery_program = nursery
         self._state = state
         self._runtime = runtime
@@ -266,7 +269,9 @@ class NativeEngine:
             if self._nursery is None:
                 exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
                 root = self._runtime / "nursery"
-                opening = orders.Opening(runtime=str(root), exposures=exposures, embryos=self._embryos)
+                opening = orders.Opening(
+                    runtime=str(root), exposures=exposures, embryos=self._embryos, open_files=self._open_files
+                )
                 self._nursery = await NurseryProcess.start(self._nursery_program, opening, self._log)
             return self._nursery
 
