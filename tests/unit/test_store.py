@@ -74,6 +74,20 @@ def test_a_timeline_is_numbered_by_sandbox_and_read_from_where_one_was(store: Da
     assert [event.number for event in line.since(B, 0)] == [1]
 
 
+def test_kills_for_memory_in_a_row_are_one_event_with_a_count(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MAX_EVENTS", 3)
+    line = Timeline(store)
+    for what in ("created", "env_changed", *["oom_killed"] * 9):
+        line.add(A, what, cause="", by="")
+    assert [(event.number, event.what, event.count) for event in line.since(A, 0)] == [
+        (1, "created", 1),
+        (2, "env_changed", 1),
+        (11, "oom_killed", 9),
+    ]
+    line.add(A, "env_changed", cause="", by="")
+    assert line.add(A, "oom_killed", cause="", by="").count == 1
+
+
 def test_a_timeline_keeps_the_last_change_of_state_whatever_happens_since(
     store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

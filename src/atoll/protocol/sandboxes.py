@@ -75,6 +75,7 @@ class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
     what: str  # created started frozen thawed stopped oom_killed labels_changed env_changed destroyed
     cause: str
     by: str
+    count: int = 1  # how many of its kind this one stands for, in a row; the time is that of the last
 
 
 class EventList(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from atoll.store.database import Database
 
 MAX_EVENTS = 1_000
 MAX_RETIRED = 1_000
+JOINED = {"oom_killed"}  # code inside can make them happen: in a row they are one, or they would push out the others
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(SandboxEvent).decode
@@ -28,15 +29,38 @@ class Timeline:
         self._database = database
 
     def add(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> SandboxEvent:
-        query = "SELECT coalesce(max(number), 0) + 1 FROM events WHERE sandbox = ?"
-        (number,) = self._database.execute(query, (sandbox,)).fetchone()
-        event = SandboxEvent(number=number, time=datetime.now(UTC), what=what, cause=cause, by=by)
-        self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (sandbox, number, _encode(event)))
-        if number > MAX_EVENTS:
-            change = self.latest(sandbox, STATE_CHANGES)
-            query = "DELETE FROM events WHERE sandbox = ? AND number <= ? AND number != ?"
-            self._database.execute(query, (sandbox, number - MAX_EVENTS, change.number if change else 0))
+        last = self.last(sandbox)
+        number = last.number + 1 if last else 1
+        joined = last if last and last.what == what in JOINED else None
+        event = SandboxEvent(
+            number=number,
+            time=datetime.now(UTC),
+            what=what,
+            cause=cause,
+            by=by,
+            count=joined.count + 1 if joined else 1,
+        )
+        with self._database.transaction():
+            if joined:
+                query = "DELETE FROM events WHERE sandbox = ? AND number = ?"
+                self._database.execute(query, (sandbox, joined.number))
+            self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (sandbox, number, _encode(event)))
+            if number > MAX_EVENTS and not joined:
+                self._trim(sandbox)
         return event
+
+    def _trim(self, sandbox: SandboxId) -> None:
+        change = self.latest(sandbox, STATE_CHANGES)
+        query = """
+            DELETE FROM events WHERE sandbox = ?1 AND number != ?2 AND number <=
+            (SELECT number FROM events WHERE sandbox = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3)
+        """
+        self._database.execute(query, (sandbox, change.number if change else 0, MAX_EVENTS))
+
+    def last(self, sandbox: SandboxId) -> SandboxEvent | None:
+        query = "SELECT event FROM events WHERE sandbox = ? ORDER BY number DESC LIMIT 1"
+        found = self._database.execute(query, (sandbox,)).fetchone()
+        return _decode(found[0]) if found else None
 
     def since(self, sandbox: SandboxId, number: int) -> list[SandboxEvent]:
         """Those after `number`, in order."""
