@@ -395,6 +395,7 @@ def test_the_socket_and_what_is_kept_are_roots_alone(shared_server: RunningServe
         ("GET", "/v1/sandboxes/%00", b"", 400, "INVALID_SANDBOX_ID"),
         ("GET", "/v1/sandboxes/none", b"", 404, "SANDBOX_NOT_FOUND"),
         ("GET", "/v1/sandboxes/none/events", b"", 404, "SANDBOX_NOT_FOUND"),
+        ("GET", "/v1/sandboxes/none/events?since=7", b"", 404, "SANDBOX_NOT_FOUND"),
         ("PUT", "/v1/sandboxes/none/labels", b"{}", 404, "SANDBOX_NOT_FOUND"),
         ("PATCH", "/v1/sandboxes/none/env", b"{}", 404, "SANDBOX_NOT_FOUND"),
         ("GET", "/v1/sandboxes?label=x", b"", 400, "INVALID_REQUEST"),
@@ -500,6 +501,20 @@ async def test_a_command_that_waits_for_its_turn_streams_its_events(server: Runn
     assert (await first).stdout == "1\n"
     events = [line.split()[1] for line in (await second).body.decode().splitlines() if line.startswith("event:")]
     assert events == ["start", "stdout", "complete"]
+    await sandbox.aclose()
+
+
+async def test_a_reader_who_comes_back_goes_on_where_it_stopped_also_in_the_next_sandbox_of_the_id(
+    server: RunningServer,
+) -> None:
+    sandbox = server.sandbox("again")
+    await sandbox.exec("true")
+    last = (await sandbox.events())[-1].number
+    await sandbox.destroy()
+    assert [event.what async for event in sandbox.follow_events(last)] == ["destroyed"]
+    assert [event.what async for event in sandbox.follow_events(last + 1)] == []
+    await sandbox.exec("true")
+    assert [(event.number, event.what) for event in await sandbox.events(last)] == [(last + 2, "created")]
     await sandbox.aclose()
 
 

@@ -120,13 +120,19 @@ def test_the_latest_of_some_kinds_is_found(store: Database) -> None:
     assert line.latest(B, {"created"}) is None
 
 
-def test_the_next_sandbox_of_an_id_begins_anew(store: Database) -> None:
+def test_the_next_sandbox_of_an_id_begins_anew_and_its_numbers_go_on(store: Database) -> None:
     line = Timeline(store)
-    line.add(A, "destroyed", cause="a test", by="me")
-    line.retire(A)
-    line.forget(A)
-    assert line.since(A, 0) == []
-    assert line.add(A, "created", cause="a test", by="me").number == 1
+    for number in (1, 2, 3):
+        line.begin_anew(A)
+        line.begin_anew(A)  # the first attempt failed
+        assert line.since(A, 0) == []
+        assert line.add(A, "destroyed", cause="a test", by="me").number == number
+        line.retire(A)
+
+
+def test_what_nothing_is_known_of_takes_no_room_among_the_destroyed(store: Database) -> None:
+    Timeline(store).retire(A)
+    assert store.rows("SELECT * FROM retired") == []
 
 
 def test_of_the_destroyed_only_the_latest_are_remembered(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ class SandboxList(msgspec.Struct, frozen=True, kw_only=True):
 class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a sandbox's timeline: what happened, when, why, who asked."""
 
-    number: int  # of this sandbox, from 1; what a reader gives as `since` to go on after it
+    number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime
     what: str  # created started frozen thawed stopped oom_killed labels_changed env_changed destroyed
     cause: str

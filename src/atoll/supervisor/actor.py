@@ -147,14 +147,18 @@ class SandboxActor:
             self._take(await self._machine.start(self.name))
             self._note("started", cause="it was used", by=by)
         else:
-            self._timeline.forget(self.name)
-            live = await self._machine.create(
-                self.name,
-                image=options.image,
-                limits=options.limits,
-                env=options.env,
-                upkeep=to_upkeep(options),
-            )
+            self._timeline.begin_anew(self.name)
+            try:
+                live = await self._machine.create(
+                    self.name,
+                    image=options.image,
+                    limits=options.limits,
+                    env=options.env,
+                    upkeep=to_upkeep(options),
+                )
+            except BaseException:
+                self._timeline.retire(self.name)
+                raise
             self._take(live)
             self._note("created", cause="its id was used for the first time", by=by)
 
@@ -335,7 +339,7 @@ class SandboxActor:
 
     def events(self, since: int) -> list[SandboxEvent]:
         events = self._timeline.since(self.name, since)
-        if not events and not since:
+        if not events and not self._timeline.last(self.name):
             self._record()
         return events
 
@@ -352,6 +356,9 @@ class SandboxActor:
                 yield event
                 if event.what == DESTROYED:
                     return
+            last = self._timeline.last(self.name)
+            if last and last.what == DESTROYED and last.number <= since:
+                return
             while True:
                 event = await queue.get()
                 if event.number > since:
