@@ -62,6 +62,14 @@ async def test_a_sandbox_from_its_first_use_to_its_end(half: Half, server: Runni
     assert (await half.run(sandbox.exec, "cat file")).exit_code == 1
 
 
+async def test_to_set_variables_or_labels_makes_the_sandbox(half: Half, server: RunningServer) -> None:
+    one, two = (half.get_sandbox(name, url=server.unix_url) for name in ("one", "two"))
+    await half.run(one.set_env_vars, {"A": "1"})
+    await half.run(two.set_labels, {"team": "a"})
+    assert (await half.run(one.exec, "echo $A")).stdout == "1\n"
+    assert (await half.run(two.status)).labels == {"team": "a"}
+
+
 async def test_sandboxes_are_found_by_label_and_state(half: Half, server: RunningServer) -> None:
     for name, team in (("one", "a"), ("two", "b"), ("three", "a")):
         labels = {"team": team, "name with = & ?".replace("=", "-"): "ü"}
@@ -116,13 +124,14 @@ async def test_a_sandbox_whose_first_process_is_killed_is_stopped_and_starts_aga
 ) -> None:
     sandbox = server.sandbox("killed")
     await sandbox.exec("echo kept > file")
-    await sandbox.set_env_vars({"A": "1"})
+    await sandbox.set_env_vars({"A": "1", "TZ": None, "NEVER_SET": None})
     os.kill(first_process(server, "killed"), signal.SIGKILL)
     await wait_for_event(sandbox, "stopped")
     status = await sandbox.status()
     assert (status.state, status.cause, status.use) == (SandboxState.STOPPED, "its first process was killed", None)
-    assert (await sandbox.exec("cat file; echo $A")).stdout == "kept\n1\n"
-    assert (await sandbox.status()).state is SandboxState.RUNNING
+    assert (await sandbox.exec("cat file; echo $A ${TZ-unset}")).stdout == "kept\n1 unset\n"
+    status = await sandbox.status()
+    assert (status.state, status.env) == (SandboxState.RUNNING, ["A"])
     await sandbox.aclose()
 
 

@@ -275,7 +275,7 @@ class SandboxActor:
             isolation=ISOLATION,
             limits=record.limits,
             labels=record.upkeep.labels,
-            env=sorted(record.env),
+            env=sorted(name for name, value in record.env.items() if value is not None),
             sleep_after=record.upkeep.sleep_after,
             keep_alive=record.upkeep.keep_alive,
             use=await self._use(),
@@ -300,22 +300,32 @@ class SandboxActor:
         return None
 
     async def set_labels(self, labels: dict[str, str], by: str) -> None:
+        check_labels(labels)
         async with self._change():
-            record = self._record()
-            upkeep = msgspec.structs.replace(record.upkeep, labels=check_labels(labels))
+            record = await self._record_of_existing(by)
+            upkeep = msgspec.structs.replace(record.upkeep, labels=labels)
             self._machine.update(record, upkeep=upkeep)
             self._note("labels_changed", cause="it was asked for", by=by)
 
     async def set_env(self, changes: dict[str, str | None], by: str) -> None:
+        check_environment(changes)
         async with self._change():
-            record = self._record()
+            record = await self._record_of_existing(by)
             merged = {**record.env, **changes}
             check_environment(merged)
             if self._link:
                 await self._thaw("its variables are set", by)
                 await self._tell_environment(self._link, changes)
-            self._machine.update(record, env={name: value for name, value in merged.items() if value is not None})
+            defaults = self._machine.default_env(record)
+            kept = {name: value for name, value in merged.items() if value is not None or name in defaults}
+            self._machine.update(record, env=kept)
             self._note("env_changed", cause="it was asked for", by=by)
+
+    async def _record_of_existing(self, by: str) -> SandboxRecord:
+        """It is made, if its id is new."""
+        if not self._machine.exists(self.name):
+            await self._bring_up(SandboxOptions(), by)
+        return self._record()
 
     async def _tell_environment(self, link: AgentLink, changes: dict[str, str | None]) -> None:
         try:
