@@ -49,6 +49,7 @@ async def test_a_sandbox_from_its_first_use_to_its_end(half: Half, server: Runni
     assert (status.id, status.state, status.image) == ("life", SandboxState.RUNNING, "host")
     assert (status.labels, status.env) == ({"team": "a"}, ["A"])
     assert status.use.processes >= 1
+    assert 0 < status.use.disk < status.limits.disk
     await half.run(sandbox.set_env_vars, {"A": None, "B": "2"})
     assert (await half.run(sandbox.exec, "echo ${A:-unset} $B")).stdout == "unset 2\n"
     await half.run(sandbox.set_labels, {"team": "b"})

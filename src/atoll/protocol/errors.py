@@ -54,7 +54,6 @@ class ErrorCode(StrEnum):
     TERMINAL_NOT_FOUND = "TERMINAL_NOT_FOUND"
     ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
     METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
-    NOT_ACCEPTABLE = "NOT_ACCEPTABLE"
     BODY_TOO_LARGE = "BODY_TOO_LARGE"
     HEAD_TOO_LARGE = "HEAD_TOO_LARGE"
     CONTENT_TYPE_NOT_SUPPORTED = "CONTENT_TYPE_NOT_SUPPORTED"
@@ -339,7 +338,6 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.STATE_DIRECTORY_UNUSABLE: HostError,
     ErrorCode.ROUTE_NOT_FOUND: NotFoundError,
     ErrorCode.METHOD_NOT_ALLOWED: InvalidValueError,
-    ErrorCode.NOT_ACCEPTABLE: InvalidValueError,
     ErrorCode.BODY_TOO_LARGE: InvalidValueError,
     ErrorCode.HEAD_TOO_LARGE: InvalidValueError,
     ErrorCode.CONTENT_TYPE_NOT_SUPPORTED: InvalidValueError,

@@ -22,7 +22,6 @@ _STATUS = {
     ErrorCode.TERMINAL_NOT_FOUND: 404,
     ErrorCode.ROUTE_NOT_FOUND: 404,
     ErrorCode.METHOD_NOT_ALLOWED: 405,
-    ErrorCode.NOT_ACCEPTABLE: 406,
     ErrorCode.IMAGE_EXISTS: 409,
     ErrorCode.SANDBOX_EXISTS: 409,
     ErrorCode.SESSION_EXISTS: 409,

@@ -15,14 +15,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame
+from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame
 from atoll.protocol.messages import encode_message
 from atoll.server.connections import Departure, departure_of
 from atoll.server.problems import problem_response
 from atoll.supervisor.agent_link import AgentConnection, AgentLink, Operation
 from atoll.supervisor.roster import Roster
 
-FRAMES = "application/vnd.atoll.frames"
 BATCH_BYTES = 256 * 1024
 
 

@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, SessionRequest
+from atoll.protocol.frames import FRAMES
 from atoll.protocol.messages import SessionInfo, Sessions
 from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxInfo, SandboxList, SandboxOptions, ServerInfo
 from atoll.server import commands, sandboxes, server_info
-from atoll.server.relay import FRAMES, Relay
+from atoll.server.relay import Relay
 
 Endpoint = Callable[[Request], Awaitable[Response]] | Relay
 

@@ -296,6 +296,7 @@ class SandboxActor:
                 memory=usage.memory,
                 processes=usage.processes,
                 oom_kills=usage.oom_kills,
+                disk=self._machine.disk_use(self.name),
             )
         return None
 

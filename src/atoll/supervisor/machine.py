@@ -173,6 +173,10 @@ class Machine:
         """What it has without being told."""
         return ENV | self.images.recall(record.image, record.image_state).env
 
+    def disk_use(self, sandbox_id: SandboxId) -> int | None:
+        """Bytes; None if nobody counts them, as it would take a look at every file."""
+        return self.storage.used(sandbox_id) if self.storage.enforces_limits else None
+
     async def adopt(self, sandbox_id: str) -> LiveSandbox:
         """A sandbox that is running already, whoever made it."""
         name = parse_sandbox_id(sandbox_id)
