@@ -599,6 +599,32 @@ def test_an_id_that_is_none_is_refused_at_once(half: Half, id: Any) -> None:
         half.get_sandbox(id, url="http://127.0.0.1:1")
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("mount_bucket", ("bucket", "/mnt")),
+        ("unmount_bucket", ("/mnt",)),
+        ("create_backup", ()),
+        ("restore_backup", ("backup",)),
+    ],
+)
+async def test_methods_that_come_later_say_so(half: Half, method: str, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(NotImplementedError) as caught:
+        await half.run(getattr(half.get_sandbox("a", url="http://127.0.0.1:1"), method), *arguments)
+    assert isinstance(caught.value, AtollError)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "labels", [{"a": "\udc80"}, {"\ud800": "a"}, {"a": "b" * 257}, {str(n): "" for n in range(65)}]
+)
+async def test_labels_that_no_sandbox_can_have_are_refused_at_once(half: Half, labels: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="INVALID_REQUEST"):
+        half.get_sandbox("a", labels=labels, url="http://127.0.0.1:1")
+    with pytest.raises(ValueError, match="INVALID_REQUEST"):
+        await half.list_sandboxes(labels=labels, url="http://127.0.0.1:1")
+
+
 @pytest.mark.parametrize("option", ["network", "secrets", "ttl", "snapshot"])
 def test_what_comes_later_says_so(half: Half, option: str) -> None:
     with pytest.raises(NotImplementedError) as caught:

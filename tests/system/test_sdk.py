@@ -53,6 +53,7 @@ async def test_a_sandbox_from_its_first_use_to_its_end(half: Half, server: Runni
     assert (status.id, status.state, status.image) == ("life", SandboxState.RUNNING, "host")
     assert (status.labels, status.env) == ({"team": "a"}, ["A"])
     assert status.use.processes >= 1
+    assert 0 < status.use.disk < status.limits.disk
     await half.run(sandbox.set_env_vars, {"A": None, "B": "2"})
     assert (await half.run(sandbox.exec, "echo ${A:-unset} $B")).stdout == "unset 2\n"
     await half.run(sandbox.set_labels, {"team": "b"})
@@ -64,6 +65,14 @@ async def test_a_sandbox_from_its_first_use_to_its_end(half: Half, server: Runni
     await half.run(sandbox.destroy)
     await half.run(sandbox.destroy)
     assert (await half.run(sandbox.exec, "cat file")).exit_code == 1
+
+
+async def test_to_set_variables_or_labels_makes_the_sandbox(half: Half, server: RunningServer) -> None:
+    one, two = (half.get_sandbox(name, url=server.unix_url) for name in ("one", "two"))
+    await half.run(one.set_env_vars, {"A": "1"})
+    await half.run(two.set_labels, {"team": "a"})
+    assert (await half.run(one.exec, "echo $A")).stdout == "1\n"
+    assert (await half.run(two.status)).labels == {"team": "a"}
 
 
 async def test_sandboxes_are_found_by_label_and_state(half: Half, server: RunningServer) -> None:
@@ -120,13 +129,14 @@ async def test_a_sandbox_whose_first_process_is_killed_is_stopped_and_starts_aga
 ) -> None:
     sandbox = server.sandbox("killed")
     await sandbox.exec("echo kept > file")
-    await sandbox.set_env_vars({"A": "1"})
+    await sandbox.set_env_vars({"A": "1", "TZ": None, "NEVER_SET": None})
     os.kill(first_process(server, "killed"), signal.SIGKILL)
     await wait_for_event(sandbox, "stopped")
     status = await sandbox.status()
     assert (status.state, status.cause, status.use) == (SandboxState.STOPPED, "its first process was killed", None)
-    assert (await sandbox.exec("cat file; echo $A")).stdout == "kept\n1\n"
-    assert (await sandbox.status()).state is SandboxState.RUNNING
+    assert (await sandbox.exec("cat file; echo $A ${TZ-unset}")).stdout == "kept\n1 unset\n"
+    status = await sandbox.status()
+    assert (status.state, status.env) == (SandboxState.RUNNING, ["A"])
     await sandbox.aclose()
 
 

@@ -9,26 +9,34 @@ import hashlib
 import json
 import os
 import random
+import resource
+import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from atoll.client.commands import AsyncCommands
 from atoll.client.sandbox import AsyncSandbox
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.frames import FrameKind, encode_frame
+from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame
+from atoll.protocol.messages import ExecShell, encode_message
 from atoll.protocol.sandboxes import SandboxEvent, SandboxOptions, SandboxState
 from atoll.store.database import open_database
 from atoll.store.keys import Keys
 from tests import kept
-from tests.system.serving import HANG_SECONDS, Answer, RunningServer, wait_for_end
+from tests.system.conftest import serving
+from tests.system.serving import HANG_SECONDS, Answer, RunningServer, connect_unix, wait_for_end
 
 SANDBOXES, SESSIONS, CLIENTS, COMMANDS = 10, 3, 50, 1_000
 BEFORE_THE_KILL = 300
+FULL_SECONDS = 0.3  # in which somebody who reads would have taken some
 NUMBERS = "array.array('I', range(25 * 2**20)).tobytes()"  # a hundred megabytes, none like another
 
 
@@ -262,6 +270,19 @@ async def test_a_damaged_record_keeps_nobody_from_the_other_sandboxes(own_server
     kept.remove(own_server.state, "damaged")
 
 
+async def test_a_server_may_open_what_it_may_and_its_sandboxes_what_they_could_before(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        async with serving(tmp_path) as server:
+            assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+            sandbox = server.sandbox("files")
+            assert (await sandbox.exec("ulimit -n; ulimit -Hn")).stdout == f"1024\n{hard}\n"
+            await sandbox.aclose()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_server_that_is_told_to_end_does_and_its_sandboxes_live_on(
     own_server: RunningServer, number: signal.Signals
@@ -375,8 +396,9 @@ def test_the_socket_and_what_is_kept_are_roots_alone(shared_server: RunningServe
         ("GET", "/v1/sandboxes/%00", b"", 400, "INVALID_SANDBOX_ID"),
         ("GET", "/v1/sandboxes/none", b"", 404, "SANDBOX_NOT_FOUND"),
         ("GET", "/v1/sandboxes/none/events", b"", 404, "SANDBOX_NOT_FOUND"),
-        ("PUT", "/v1/sandboxes/none/labels", b"{}", 404, "SANDBOX_NOT_FOUND"),
-        ("PATCH", "/v1/sandboxes/none/env", b"{}", 404, "SANDBOX_NOT_FOUND"),
+        ("GET", "/v1/sandboxes/none/events?since=7", b"", 404, "SANDBOX_NOT_FOUND"),
+        ("PUT", "/v1/sandboxes/a/labels", b'{"": "c"}', 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/sandboxes/a/env", b'{"A=B": "c"}', 400, "INVALID_ENVIRONMENT"),
         ("GET", "/v1/sandboxes?label=x", b"", 400, "INVALID_REQUEST"),
         ("GET", "/v1/sandboxes?state=x", b"", 400, "INVALID_REQUEST"),
         ("GET", "/v1/sandboxes/a/events?since=-1", b"", 400, "INVALID_REQUEST"),
@@ -422,6 +444,16 @@ async def test_a_hundred_megabytes_are_refused_before_they_are_here(server: Runn
     await writer.wait_closed()
 
 
+async def test_headers_without_an_end_are_not_kept(server: RunningServer) -> None:
+    before = server.memory()
+    with connect(server, tcp=True) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(ConnectionError):
+            for _ in range(300):
+                await asyncio.to_thread(client.sendall, b"a: b\r\n" * (2**20 // 6))
+    assert server.memory() < before + 16 * 2**20
+
+
 async def test_half_a_request_holds_up_nobody_and_its_end_is_no_failure(server: RunningServer) -> None:
     _, writer = await asyncio.open_unix_connection(str(server.socket))
     writer.write(b"PUT /v1/sandboxes/half HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
@@ -454,6 +486,17 @@ async def test_a_command_as_events_has_its_exact_output(server: RunningServer) -
     assert not any("data_base64" in event for event in stdout)
 
 
+async def test_json_holds_so_much_output_and_says_when_there_was_more(server: RunningServer) -> None:
+    path, command = "/v1/sandboxes/json/exec", {"command": "head -c 9M /dev/zero"}
+    for asked, given in (({}, 2**20), ({"max_output": 8 * 2**20}, 8 * 2**20)):
+        answer = (await server.ask("POST", path, command | asked)).json()
+        assert (len(answer["stdout"]), answer["truncated"], answer["exit_code"]) == (given, True, 0)
+    refused = await server.ask("POST", path, command | {"max_output": 8 * 2**20 + 1})
+    assert_is_problem(refused, "INVALID_REQUEST")
+    stream = await server.ask("POST", path, command, headers={"Accept": "text/event-stream"})
+    assert stream.body.count(rb"\u0000") == 9 * 2**20
+
+
 async def test_a_command_that_waits_for_its_turn_streams_its_events(server: RunningServer) -> None:
     sandbox = server.sandbox("turns")
     await sandbox.exec("mkfifo gate")
@@ -473,6 +516,20 @@ async def test_a_command_that_waits_for_its_turn_streams_its_events(server: Runn
     await sandbox.aclose()
 
 
+async def test_a_reader_who_comes_back_goes_on_where_it_stopped_also_in_the_next_sandbox_of_the_id(
+    server: RunningServer,
+) -> None:
+    sandbox = server.sandbox("again")
+    await sandbox.exec("true")
+    last = (await sandbox.events())[-1].number
+    await sandbox.destroy()
+    assert [event.what async for event in sandbox.follow_events(last)] == ["destroyed"]
+    assert [event.what async for event in sandbox.follow_events(last + 1)] == []
+    await sandbox.exec("true")
+    assert [(event.number, event.what) for event in await sandbox.events(last)] == [(last + 2, "created")]
+    await sandbox.aclose()
+
+
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
 async def test_a_client_that_hangs_up_ends_its_command(server: RunningServer, accept: str) -> None:
     sandbox = server.sandbox("hang-up")
@@ -487,6 +544,29 @@ async def test_a_client_that_hangs_up_ends_its_command(server: RunningServer, ac
     await other.exec("cat begun")
     writer.close()
     await writer.wait_closed()
+    # Its turn in the session comes when the other has ended.
+    assert (await sandbox.exec("echo next")).stdout == "next\n"
+    assert (await sandbox.exec(["pgrep", "-x", "sleep"])).exit_code == 1
+    await sandbox.aclose()
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+async def test_a_client_that_dies_while_its_input_is_backed_up_ends_its_command(
+    server: RunningServer, tcp: bool
+) -> None:
+    sandbox = server.sandbox("backed-up", tcp=tcp)
+    await sandbox.exec("mkfifo begun")
+    other = await sandbox.create_session("other")
+    call = ExecShell(command="echo > begun; sleep 1000", session_id="default", stdin=True)
+    body = encode_frame(FrameKind.CALL, encode_message(call))
+    path = b"POST /v1/sandboxes/backed-up/call HTTP/1.1\r\nhost: localhost\r\n"
+    key = b"authorization: Bearer %b\r\n" % server.key.encode()
+    with connect(server, tcp=tcp) as client:
+        client.sendall(path + key + b"content-length: 1000000000\r\n\r\n" + body)
+        await other.exec("cat begun")
+        await fill(client, encode_frame(FrameKind.INPUT, bytes(MAX_PAYLOAD)))
+        if tcp:  # what is on the way keeps its end from coming through; a reset is what a dead host's peer learns
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     # Its turn in the session comes when the other has ended.
     assert (await sandbox.exec("echo next")).stdout == "next\n"
     assert (await sandbox.exec(["pgrep", "-x", "sleep"])).exit_code == 1
@@ -519,6 +599,21 @@ async def test_a_hundred_megabytes_come_out_exactly(server: RunningServer) -> No
         assert size == 100 * 2**20
         assert digest.digest() == hashlib.sha256(array.array("I", range(25 * 2**20)).tobytes()).digest()
         await sandbox.aclose()
+
+
+def connect(server: RunningServer, *, tcp: bool) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), HANG_SECONDS) if tcp else connect_unix(server.socket)
+
+
+async def fill(client: socket.socket, data: bytes) -> None:
+    """Send it again and again, until nobody takes any more."""
+    client.setblocking(False)
+    while True:
+        _, can_send, _ = await asyncio.to_thread(select.select, [], [client], [], FULL_SECONDS)
+        if not can_send:
+            return
+        sent = client.send(data)
+        data = data[sent:] + data[:sent]
 
 
 async def send(writer: asyncio.StreamWriter, piece: bytes, times: int) -> None:

@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from atoll.protocol.frames import FrameKind, encode_frame
+from atoll.protocol.frames import FRAMES, FrameKind, encode_frame
 from atoll.server.files import TAR
 from atoll.server.openapi import document
-from atoll.server.relay import FRAMES
 from atoll.server.routes import ROUTES, ApiRoute
 from tests.system.serving import Answer, RunningServer
 

@@ -51,6 +51,20 @@ async def test_a_full_disk_can_be_emptied_from_inside(machine: Machine) -> None:
     await machine.destroy(live)
 
 
+def test_a_process_without_descriptors_is_not_a_damaged_pool(pool: PoolStorage) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_free = os.dup(0)
+    os.close(next_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_free, hard))
+    try:
+        with pytest.raises(AtollError) as caught:
+            pool.create(ONE, MIB)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.value.code is ErrorCode.TOO_MANY_OPEN_FILES
+    pool.create(ONE, MIB)
+
+
 async def test_a_full_disk_is_its_owners_problem_alone(machine: Machine) -> None:
     full = await machine.create("full", image="busybox", limits=Limits(disk="20MiB"))
     neighbour = await machine.create("neighbour", image="busybox", limits=Limits(disk="20MiB"))

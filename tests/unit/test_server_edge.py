@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -16,6 +17,7 @@ from atoll.server.docs_page import page
 from atoll.server.openapi import document
 from atoll.server.problems import status_of
 from atoll.server.routes import ROUTES
+from atoll.server.run import is_listened_on, listen_on_path
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,23 @@ def test_output_in_pieces_loses_no_byte_and_tears_no_character(end: bytes, size:
     pieces.append(characters.take(b"", final=True))
     assert b"".join(pieces) == data
     assert "".join(piece.decode(errors="replace") for piece in pieces) == data.decode(errors="replace")
+
+
+def test_a_socket_may_be_as_deep_in_the_tree_as_any_file(tmp_path: Path) -> None:
+    path = tmp_path / ("deep" * 30) / "server.sock"
+    with listen_on_path(path):
+        assert is_listened_on(path)
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert not is_listened_on(path)
+
+
+@pytest.mark.parametrize("in_the_way", ["run", "run/server.sock/x"])
+def test_a_socket_that_cannot_be_made_is_a_typed_error(tmp_path: Path, in_the_way: str) -> None:
+    (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / in_the_way).touch()
+    with pytest.raises(AtollError) as caught:
+        listen_on_path(tmp_path / "run/server.sock")
+    assert caught.value.code is ErrorCode.ADDRESS_NOT_USABLE
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))

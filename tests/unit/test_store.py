@@ -74,6 +74,20 @@ def test_a_timeline_is_numbered_by_sandbox_and_read_from_where_one_was(store: Da
     assert [event.number for event in line.since(B, 0)] == [1]
 
 
+def test_kills_for_memory_in_a_row_are_one_event_with_a_count(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MAX_EVENTS", 3)
+    line = Timeline(store)
+    for what in ("created", "env_changed", *["oom_killed"] * 9):
+        line.add(A, what, cause="", by="")
+    assert [(event.number, event.what, event.count) for event in line.since(A, 0)] == [
+        (1, "created", 1),
+        (2, "env_changed", 1),
+        (11, "oom_killed", 9),
+    ]
+    line.add(A, "env_changed", cause="", by="")
+    assert line.add(A, "oom_killed", cause="", by="").count == 1
+
+
 def test_a_timeline_keeps_the_last_change_of_state_whatever_happens_since(
     store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,13 +120,19 @@ def test_the_latest_of_some_kinds_is_found(store: Database) -> None:
     assert line.latest(B, {"created"}) is None
 
 
-def test_the_next_sandbox_of_an_id_begins_anew(store: Database) -> None:
+def test_the_next_sandbox_of_an_id_begins_anew_and_its_numbers_go_on(store: Database) -> None:
     line = Timeline(store)
-    line.add(A, "destroyed", cause="a test", by="me")
-    line.retire(A)
-    line.forget(A)
-    assert line.since(A, 0) == []
-    assert line.add(A, "created", cause="a test", by="me").number == 1
+    for number in (1, 2, 3):
+        line.begin_anew(A)
+        line.begin_anew(A)  # the first attempt failed
+        assert line.since(A, 0) == []
+        assert line.add(A, "destroyed", cause="a test", by="me").number == number
+        line.retire(A)
+
+
+def test_what_nothing_is_known_of_takes_no_room_among_the_destroyed(store: Database) -> None:
+    Timeline(store).retire(A)
+    assert store.rows("SELECT * FROM retired") == []
 
 
 def test_of_the_destroyed_only_the_latest_are_remembered(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:

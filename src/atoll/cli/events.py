@@ -53,10 +53,11 @@ def to_line(event: SandboxEvent) -> Table:
     line = make_table("", "", "", "", has_head=False)
     line.columns[0].min_width = NUMBER_WIDTH
     line.columns[2].min_width = WHAT_WIDTH
+    times = f", {event.count} times" if event.count > 1 else ""
     line.add_row(
         Text(str(event.number), "dim", justify="right"),
         Text(short_time(event.time), "dim"),
         Text(printable(event.what), STYLES.get(event.what, "")),
-        Text.assemble(printable(event.cause), (f" ({printable(event.by)})", "dim")),
+        Text.assemble(printable(event.cause), times, (f" ({printable(event.by)})", "dim")),
     )
     return line

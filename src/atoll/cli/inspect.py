@@ -41,7 +41,8 @@ def describe(info: SandboxInfo, now: datetime) -> Iterator[tuple[str, str | Text
     yield "memory", f"{size(use.memory)} of {size(limits.memory)}" if use else f"at most {size(limits.memory)}"
     yield "processes", f"{use.processes} of {limits.pids}" if use else f"at most {limits.pids}"
     yield "cpus", f"{limits.cpus:g}" + (f"; {use.cpu_seconds:.1f}s used so far" if use else "")
-    yield "disk", f"at most {size(limits.disk)}"
+    disk = use.disk if use else None
+    yield "disk", f"at most {size(limits.disk)}" if disk is None else f"{size(disk)} of {size(limits.disk)}"
     if use and use.oom_kills:
         yield "out of memory", Text(f"{use.oom_kills} processes were killed", "yellow")
     yield "sleeps", sleeps(info)

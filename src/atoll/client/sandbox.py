@@ -20,7 +20,7 @@ from atoll.client.sessions import AsyncSession
 from atoll.client.terminals import AsyncTerminals
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
 from atoll.protocol.messages import DEFAULT_DIRECTORY, SessionInfo
@@ -32,6 +32,7 @@ from atoll.protocol.sandboxes import (
     SandboxList,
     SandboxOptions,
     SandboxState,
+    check_labels,
 )
 
 DEFAULT_SLEEP_AFTER = "10m"
@@ -41,6 +42,8 @@ LATER = {
     "ttl": "Until then call destroy() when you are done, or use temporary_sandbox().",
     "snapshot": "Until then make the sandbox from an image.",
 }
+NO_BUCKETS = "Until then read and write files in exec(), or bake them into an image."
+NO_BACKUPS = "Until then pack what you need with tar in exec()."
 
 LimitsGiven = Limits | str | dict[str, Any]
 
@@ -73,7 +76,7 @@ def get_async_sandbox(
         image=image or DEFAULT_IMAGE,
         limits=_sendable(limits),
         env=dict(env or {}),
-        labels=_checked_labels(labels),
+        labels=check_labels(labels or {}),
         sleep_after=_seconds_unless_default(sleep_after),
         keep_alive=keep_alive,
     )
@@ -117,7 +120,7 @@ async def list_sandboxes_async(
     api_key: str | None = None,
 ) -> list[SandboxInfo]:
     """The sandboxes of a server that have all these labels and are in this state."""
-    conditions = [f"label={quote(f'{name}={value}')}" for name, value in _checked_labels(labels).items()]
+    conditions = [f"label={quote(f'{name}={value}')}" for name, value in check_labels(labels or {}).items()]
     if state is not None:
         conditions.append(f"state={_checked_state(state).value}")
     query = f"?{'&'.join(conditions)}" if conditions else ""
@@ -156,7 +159,7 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
 
     async def set_labels(self, labels: Mapping[str, str]) -> None:
         """Its labels from now on, instead of those it had."""
-        await self._link.ask("PUT", SandboxInfo, path="/labels", body=_checked_labels(labels))
+        await self._link.ask("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
 
     async def events(self, since: int | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
@@ -184,6 +187,22 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         """End its shell and what runs in it. Background processes live on."""
         await sessions.delete_session(self._link, id)
 
+    async def mount_bucket(self, bucket: str, mount_path: str, **options: object) -> None:
+        """Comes later."""
+        raise _not_available_yet("mount_bucket()", NO_BUCKETS)
+
+    async def unmount_bucket(self, mount_path: str) -> None:
+        """Comes later."""
+        raise _not_available_yet("unmount_bucket()", NO_BUCKETS)
+
+    async def create_backup(self, directory: str = DEFAULT_DIRECTORY, **options: object) -> None:
+        """Comes later."""
+        raise _not_available_yet("create_backup()", NO_BACKUPS)
+
+    async def restore_backup(self, backup: object, **options: object) -> None:
+        """Comes later."""
+        raise _not_available_yet("restore_backup()", NO_BACKUPS)
+
     async def aclose(self) -> None:
         """Release its connections. It stays usable."""
         self._link.server.transport.close_idle()
@@ -205,7 +224,11 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
 def _refuse_what_comes_later(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
-            raise error(ErrorCode.NOT_AVAILABLE_YET, f"{name}= is not available yet", remedy=LATER[name], option=name)
+            raise _not_available_yet(f"{name}=", LATER[name])
+
+
+def _not_available_yet(name: str, remedy: str) -> AtollError:
+    return error(ErrorCode.NOT_AVAILABLE_YET, f"{name} is not available yet", remedy=remedy, option=name.rstrip("=()"))
 
 
 def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
@@ -218,14 +241,6 @@ def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
 def _seconds_unless_default(sleep_after: float | str) -> float | None:
     seconds = parse_duration(sleep_after, "sleep_after")
     return None if seconds == parse_duration(DEFAULT_SLEEP_AFTER) else seconds
-
-
-def _checked_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    for name, value in (labels or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name:
-            message = f"{name!r:.100}: {value!r:.100} is not a label"
-            raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give text for both; a name has no '='.")
-    return dict(labels or {})
 
 
 def _checked_state(state: SandboxState | str) -> SandboxState:

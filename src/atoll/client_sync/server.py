@@ -16,11 +16,11 @@ from atoll.client_sync.local_server import LocalServer
 from atoll.client_sync.network import Address, NotYet, TcpAddress, UnixAddress
 from atoll.client_sync.transport import Response, SilenceError, Transport, Upload
 from atoll.client_sync.waiting import pause
+from atoll.protocol.calls import encode_call
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
-from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
-from atoll.protocol.messages import Call, Exec, ExecShell, ListSessions, decode_error, encode_message
+from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
+from atoll.protocol.messages import Call, Exec, ExecShell, ListSessions, decode_error
 
-FRAMES = "application/vnd.atoll.frames"
 MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
 UNREACHABLE = (502, 503, 504)  # said by a proxy in front of a server that is not there
@@ -237,21 +237,6 @@ class Frames:
 def misbehaved(what: str) -> AtollError:
     message = f"the sandbox's agent broke the protocol: {what}"
     return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Destroy the sandbox.")
-
-
-def encode_call(call: Call) -> bytes:
-    try:
-        message = encode_message(call)
-    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError) as cause:
-        remedy = "Use text that is valid UTF-8."
-        raise error(ErrorCode.INVALID_COMMAND, f"the command cannot be sent: {cause}", remedy=remedy) from cause
-    if len(message) > MAX_PAYLOAD:
-        raise error(
-            ErrorCode.INVALID_COMMAND,
-            f"the command with its environment takes {len(message)} bytes; {MAX_PAYLOAD} are allowed",
-            remedy="Pass what is large on standard input or in a file.",
-        )
-    return message
 
 
 def parse_url(url: str) -> tuple[Address, str]:

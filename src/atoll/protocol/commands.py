@@ -8,7 +8,11 @@ import msgspec
 
 
 class ExecRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`command` is for the session's shell, or a list of words that no shell touches."""
+    """`command` is for the session's shell, or a list of words that no shell touches.
+
+    `max_output` bounds each of the two streams in bytes; what is beyond is dropped, and `truncated` says so. A JSON
+    answer holds 1 MiB of each unless this says otherwise, and 8 MiB at most; a stream of events has no bound itself.
+    """
 
     command: str | list[str]
     session_id: str = "default"

@@ -55,8 +55,8 @@ class ErrorCode(StrEnum):
     TERMINAL_NOT_FOUND = "TERMINAL_NOT_FOUND"
     ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
     METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
-    NOT_ACCEPTABLE = "NOT_ACCEPTABLE"
     BODY_TOO_LARGE = "BODY_TOO_LARGE"
+    HEAD_TOO_LARGE = "HEAD_TOO_LARGE"
     CONTENT_TYPE_NOT_SUPPORTED = "CONTENT_TYPE_NOT_SUPPORTED"
     FORBIDDEN_ORIGIN = "FORBIDDEN_ORIGIN"
     INVALID_API_KEY = "INVALID_API_KEY"
@@ -89,11 +89,13 @@ class ErrorCode(StrEnum):
     UID_RANGES_EXHAUSTED = "UID_RANGES_EXHAUSTED"
     DISK_COMMITTED = "DISK_COMMITTED"
     NO_SPACE = "NO_SPACE"
+    TOO_MANY_OPEN_FILES = "TOO_MANY_OPEN_FILES"
     POOL_DAMAGED = "POOL_DAMAGED"
     LIMITS_NOT_ENFORCEABLE = "LIMITS_NOT_ENFORCEABLE"
     SANDBOX_START_FAILED = "SANDBOX_START_FAILED"
     STATE_DIRECTORY_UNUSABLE = "STATE_DIRECTORY_UNUSABLE"
     ADDRESS_NOT_USABLE = "ADDRESS_NOT_USABLE"
+    TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS"
     SERVER_NOT_REACHABLE = "SERVER_NOT_REACHABLE"
     SERVER_LOST = "SERVER_LOST"
     STATE_DIRECTORY_IN_USE = "STATE_DIRECTORY_IN_USE"
@@ -331,20 +333,22 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.UID_RANGES_EXHAUSTED: HostError,
     ErrorCode.DISK_COMMITTED: HostError,
     ErrorCode.NO_SPACE: NoSpaceError,
+    ErrorCode.TOO_MANY_OPEN_FILES: HostError,
     ErrorCode.POOL_DAMAGED: HostError,
     ErrorCode.LIMITS_NOT_ENFORCEABLE: HostError,
     ErrorCode.SANDBOX_START_FAILED: HostError,
     ErrorCode.STATE_DIRECTORY_UNUSABLE: HostError,
     ErrorCode.ROUTE_NOT_FOUND: NotFoundError,
     ErrorCode.METHOD_NOT_ALLOWED: InvalidValueError,
-    ErrorCode.NOT_ACCEPTABLE: InvalidValueError,
     ErrorCode.BODY_TOO_LARGE: InvalidValueError,
+    ErrorCode.HEAD_TOO_LARGE: InvalidValueError,
     ErrorCode.CONTENT_TYPE_NOT_SUPPORTED: InvalidValueError,
     ErrorCode.FORBIDDEN_ORIGIN: AccessError,
     ErrorCode.INVALID_API_KEY: InvalidKeyError,
     ErrorCode.KEY_NOT_FOUND: NotFoundError,
     ErrorCode.NOT_AVAILABLE_YET: NotAvailableYetError,
     ErrorCode.ADDRESS_NOT_USABLE: HostError,
+    ErrorCode.TOO_MANY_CONNECTIONS: HostError,
     ErrorCode.SERVER_NOT_REACHABLE: ServerLostError,
     ErrorCode.SERVER_LOST: ServerLostError,
     ErrorCode.STATE_DIRECTORY_IN_USE: HostError,
@@ -365,11 +369,23 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
             remedy="Free some space on the disk that holds it, or destroy sandboxes.",
             path=path,
         )
+    if cause.errno in (errno.EMFILE, errno.ENFILE):
+        return too_many_open_files(cause)
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
         f"{path} cannot be written: {cause.strerror}",
         remedy="Check the state directory, remove what is in the way, or choose another.",
         path=path,
+    )
+
+
+def too_many_open_files(cause: OSError) -> AtollError:
+    """What to tell when this process, or the machine, has no descriptor left."""
+    return error(
+        ErrorCode.TOO_MANY_OPEN_FILES,
+        f"no more files can be opened: {cause.strerror}",
+        remedy="Nothing is lost. Raise the server's limit: `ulimit -n 65536`, or LimitNOFILE=65536 in the unit of a "
+        "service; that of the whole machine is `sysctl fs.file-max`.",
     )
 
 

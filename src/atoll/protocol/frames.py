@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAX_PAYLOAD = 2**20
+FRAMES = "application/vnd.atoll.frames"  # what HTTP calls a body made of frames
 _HEADER = struct.Struct(">IB")
 HEADER_SIZE = _HEADER.size
 

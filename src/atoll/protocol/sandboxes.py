@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -42,6 +44,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
     processes: int
     oom_kills: int
+    disk: int | None = None  # bytes; None where nobody counts them, which is where disks are plain directories
 
 
 class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +73,12 @@ class SandboxList(msgspec.Struct, frozen=True, kw_only=True):
 class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a sandbox's timeline: what happened, when, why, who asked."""
 
-    number: int  # of this sandbox, from 1; what a reader gives as `since` to go on after it
+    number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime
     what: str  # created started frozen thawed stopped oom_killed labels_changed env_changed destroyed
     cause: str
     by: str
+    count: int = 1  # how many of its kind this one stands for, in a row; the time is that of the last
 
 
 class EventList(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +91,10 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime
 
 
-def check_labels(labels: dict[str, str]) -> dict[str, str]:
+def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """The same, or an error that says what labels look like."""
     for name, value in labels.items():
-        if not name or len(name) > MAX_LABEL or len(value) > MAX_LABEL or "=" in name:
+        if not _is_label_text(name) or not _is_label_text(value) or not name or "=" in name:
             raise error(
                 ErrorCode.INVALID_REQUEST,
                 f"{name!r:.100}={value!r:.100} is not a label",
@@ -100,4 +104,9 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
         raise error(
             ErrorCode.INVALID_REQUEST, f"{len(labels)} labels are too many", remedy=f"Give {MAX_LABELS} at most."
         )
-    return labels
+    return dict(labels)
+
+
+def _is_label_text(value: object) -> bool:
+    """Also whether it can be sent: half a character of UTF-16 cannot."""
+    return isinstance(value, str) and len(value) <= MAX_LABEL and not re.search("[\ud800-\udfff]", value)

@@ -39,7 +39,9 @@ class Gate:
         try:
             scope["caller"] = self._identify(scope)
         except AtollError as problem:
-            await problem_response(problem)(scope, receive, send)
+            answer = problem_response(problem)
+            answer.headers["connection"] = "close"  # a stranger's is not kept
+            await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

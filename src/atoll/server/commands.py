@@ -25,25 +25,30 @@ from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import SandboxActor
 from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, decode, patience_with
 
+# Of each of the two streams, in one JSON document: it is made in one go, while everybody else waits.
+JSON_OUTPUT, MAX_JSON_OUTPUT = 2**20, 8 * 2**20
 _STREAMS = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
 
 async def post_exec(request: Request) -> Response:
     asked = await read_json(request, ExecRequest)
-    call, stdin = to_call(asked), to_stdin(asked)
+    is_stream = wants(request, EVENT_STREAM)
+    call, stdin = to_call(asked, MAX_OUTPUT_KEPT if is_stream else MAX_JSON_OUTPUT), to_stdin(asked)
     actor = actor_of(request)
-    if wants(request, EVENT_STREAM):
+    if is_stream:
         events = stream(actor, caller_of(request), call, stdin)
         first = await anext(events)  # what fails before the command starts is an HTTP error
         return StreamingResponse(_as_stream(first, events), media_type=EVENT_STREAM)
+    if call.max_output is None:
+        call = msgspec.structs.replace(call, max_output=JSON_OUTPUT)
     started = datetime.now(UTC)
     output = await while_client_waits(request, actor.do(caller_of(request), lambda link: link.run(call, stdin)))
     return json_response(to_result(asked, started, output))
 
 
-def to_call(asked: ExecRequest) -> Exec | ExecShell:
-    if asked.max_output is not None and not 0 <= asked.max_output <= MAX_OUTPUT_KEPT:
-        remedy = f"Give 0 to {MAX_OUTPUT_KEPT} bytes; larger output is best written to a file."
+def to_call(asked: ExecRequest, most: int) -> Exec | ExecShell:
+    if asked.max_output is not None and not 0 <= asked.max_output <= most:
+        remedy = f"Give 0 to {most} bytes; larger output is for a stream of events, the SDK, or a file."
         raise bad_request(f"max_output={asked.max_output} is not possible", remedy)
     timeout = None if asked.timeout is None else parse_duration(asked.timeout)
     if isinstance(asked.command, str):

@@ -17,13 +17,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
+from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
 from atoll.protocol.messages import encode_message
+from atoll.server.connections import Departure, departure_of
 from atoll.server.problems import problem_response
 from atoll.supervisor.agent_link import AgentConnection, AgentLink, Operation
 from atoll.supervisor.roster import Roster
 
-FRAMES = "application/vnd.atoll.frames"
 BATCH_BYTES = 256 * 1024
 BEGIN_SECONDS = 1.0  # most calls are done before, and need no more than one piece
 
@@ -45,7 +45,7 @@ class Relay:
 
     async def _relay(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         roster: Roster = scope["app"].state.roster
-        requests = Requests(receive)
+        requests = Requests(receive, departure_of(scope))
         call = await requests.next()
         if call is None or call.kind is not FrameKind.CALL:
             raise error(
@@ -59,7 +59,9 @@ async def exchange(message: bytes, requests: Requests, answer: Answer, link: Age
     async with Operation(link, message) as agent:
         feeder = asyncio.create_task(requests.feed(agent))
         try:
-            await answer.pass_on(agent)
+            # What the client sends is not read while its standard input is backed up; its departure must be seen.
+            with requests.departure.calls(agent.abort):
+                await answer.pass_on(agent)
         except AtollError:
             if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
                 raise cause from None
@@ -72,7 +74,8 @@ async def exchange(message: bytes, requests: Requests, answer: Answer, link: Age
 class Requests:
     """The frames in a request's body."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, departure: Departure) -> None:
+        self.departure = departure
         self._receive = receive
         self._decoder = FrameDecoder()
         self._frames: list[Frame] = []

@@ -19,12 +19,13 @@ from atoll.protocol.file_bodies import (
     ModeRequest,
     MoveRequest,
 )
+from atoll.protocol.frames import FRAMES
 from atoll.protocol.messages import SessionInfo, Sessions
 from atoll.protocol.processes import ProcessCount, ProcessInfo, ProcessList
 from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxInfo, SandboxList, SandboxOptions, ServerInfo
 from atoll.protocol.terminals import TerminalInfo, TerminalList, TerminalRequest, TerminalSize
 from atoll.server import commands, files, processes, sandboxes, server_info, terminals
-from atoll.server.relay import FRAMES, Relay
+from atoll.server.relay import Relay
 
 Endpoint = Callable[[Request], Awaitable[Response]] | Relay
 

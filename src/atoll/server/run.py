@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import uvloop
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.server.app import make_app
+from atoll.server.connections import ClientConnection
 from atoll.server.settings import Settings
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
@@ -29,6 +32,13 @@ IDLE_LOOK_SECONDS = 1.0
 LAST_CALL_SECONDS = 0.2
 TAKE_OVER_SECONDS, TAKE_OVER_PAUSE_SECONDS = 20.0, 0.02
 BACKLOG = 512
+MAX_SOCKET_PATH = 107
+KEEP_ALIVE_OPTIONS = (  # a client whose machine is gone says nothing: it is asked, and given up after two minutes
+    ((socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 60),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 15),
+    ((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 4),
+)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 logger = logging.getLogger("atoll.server")
@@ -46,13 +56,19 @@ async def _serve(settings: Settings) -> None:
     if machine is None:
         logger.info("another server is there, so this one is not needed")
         return
+    raise_file_limit()
     async with machine, Roster(machine, Timeline(machine.database)) as roster:
         server = make_server(settings, roster, Keys(machine.database))
         with listening(settings) as sockets:
             logger.info("ready on %s", ", ".join(map(_name, sockets)))
             watcher = asyncio.create_task(end_when_idle(server, roster, settings))
-            await server.serve(sockets=sockets)
-            watcher.cancel()
+            try:
+                await server.serve(sockets=sockets)
+            finally:
+                watcher.cancel()
+                for failure in await asyncio.gather(watcher, return_exceptions=True):
+                    if isinstance(failure, Exception):
+                        logger.error("the watch for idleness failed", exc_info=failure)
 
 
 async def open_machine(settings: Settings) -> Machine | None:
@@ -74,11 +90,17 @@ async def open_machine(settings: Settings) -> Machine | None:
         await asyncio.sleep(TAKE_OVER_PAUSE_SECONDS)
 
 
+def raise_file_limit() -> None:
+    """It holds some descriptors for each sandbox and client, and the usual limit is for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Server:
     hosts = (*LOCAL_HOSTS, *settings.allowed_hosts, *([settings.host] if settings.host else []))
     config = uvicorn.Config(
         make_app(roster, keys, hosts),
-        http="httptools",
+        http=ClientConnection,
         ws="websockets-sansio",
         ws_max_size=MAX_PAYLOAD,
         ws_ping_interval=PING_SECONDS,
@@ -108,19 +130,44 @@ def listening(settings: Settings) -> Iterator[list[socket.socket]]:
 
 def listen_on_path(path: Path) -> socket.socket:
     """The state directory is ours alone by now, so what is left at this path is a dead server's."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    listener.listen(BACKLOG)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with short_path(path) as address:
+            listener.bind(address)
+        path.chmod(0o600)
+        listener.listen(BACKLOG)
+    except OSError as cause:
+        listener.close()
+        raise error(
+            ErrorCode.ADDRESS_NOT_USABLE,
+            f"{path} cannot be listened on: {cause}",
+            remedy="Choose another runtime directory, or remove what is in the way.",
+        ) from cause
     return listener
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """A socket's path may have so many bytes; through a descriptor of its directory it always fits."""
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
 
 
 def listen_on_port(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        for option, value in KEEP_ALIVE_OPTIONS:
+            listener.setsockopt(*option, value)  # every connection inherits them
+        return listener
     except (OSError, OverflowError) as cause:
         raise error(
             ErrorCode.ADDRESS_NOT_USABLE,
@@ -132,7 +179,8 @@ def listen_on_port(host: str, port: int) -> socket.socket:
 def is_listened_on(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as peer:
         try:
-            peer.connect(str(path))
+            with short_path(path) as address:
+                peer.connect(address)
         except OSError:
             return False
         return True

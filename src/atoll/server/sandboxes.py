@@ -24,7 +24,6 @@ def roster_of(request: HTTPConnection) -> Roster:
 
 
 def actor_of(request: HTTPConnection) -> SandboxActor:
-    """To be used at once: one that nobody uses is forgotten as soon as another is asked for."""
     return roster_of(request).actor(request.path_params["id"])
 
 

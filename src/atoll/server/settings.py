@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 SOCKET = "server.sock"
-LOG = "server.log"
 IDLE_EXIT_SECONDS = 60.0
 
 
@@ -30,7 +29,3 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def socket_put_away(self) -> Path:
         """Where nobody looks for it."""
         return self.runtime / f"{SOCKET}.leaving"
-
-    @property
-    def log(self) -> Path:
-        return self.state / LOG

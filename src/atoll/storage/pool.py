@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
+from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error, too_many_open_files
 from atoll.protocol.ids import SandboxId
 from atoll.storage import btrfs
 from atoll.storage.base import Storage
@@ -191,6 +191,8 @@ class PoolStorage:
     def _failure(self, cause: OSError) -> AtollError:
         if cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return self._full()
+        if cause.errno in (errno.EMFILE, errno.ENFILE):
+            return too_many_open_files(cause)
         if cause.errno == errno.EROFS:
             return error(
                 ErrorCode.POOL_DAMAGED,

@@ -51,6 +51,13 @@ MIGRATIONS = (
         since TEXT NOT NULL
     );
     """,
+    # The last number of an earlier sandbox of an id, where the events of the next go on.
+    """
+    CREATE TABLE numbers (
+        sandbox TEXT PRIMARY KEY,
+        last INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    """,
 )
 
 

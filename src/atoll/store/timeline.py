@@ -1,4 +1,5 @@
-"""What happened to each sandbox, the latest MAX_EVENTS of it. The next sandbox of an id begins anew.
+"""What happened to each sandbox, the latest MAX_EVENTS of it. The next sandbox of an id begins anew, and its numbers
+go on: who gives the last that it saw misses nothing.
 
 The last change of state is kept however much happened since: it says why a sandbox is in the state it is in.
 Of those that were destroyed, the latest MAX_RETIRED are remembered.
@@ -18,6 +19,7 @@ from atoll.store.database import Database
 
 MAX_EVENTS = 1_000
 MAX_RETIRED = 1_000
+JOINED = {"oom_killed"}  # code inside can make them happen: in a row they are one, or they would push out the others
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(SandboxEvent).decode
@@ -28,15 +30,38 @@ class Timeline:
         self._database = database
 
     def add(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> SandboxEvent:
-        query = "SELECT coalesce(max(number), 0) + 1 FROM events WHERE sandbox = ?"
-        (number,) = self._database.execute(query, (sandbox,)).fetchone()
-        event = SandboxEvent(number=number, time=datetime.now(UTC), what=what, cause=cause, by=by)
-        self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (sandbox, number, _encode(event)))
-        if number > MAX_EVENTS:
-            change = self.latest(sandbox, STATE_CHANGES)
-            query = "DELETE FROM events WHERE sandbox = ? AND number <= ? AND number != ?"
-            self._database.execute(query, (sandbox, number - MAX_EVENTS, change.number if change else 0))
+        last = self.last(sandbox)
+        number = (last.number if last else self._earlier(sandbox)) + 1
+        joined = last if last and last.what == what in JOINED else None
+        event = SandboxEvent(
+            number=number,
+            time=datetime.now(UTC),
+            what=what,
+            cause=cause,
+            by=by,
+            count=joined.count + 1 if joined else 1,
+        )
+        with self._database.transaction():
+            if joined:
+                query = "DELETE FROM events WHERE sandbox = ? AND number = ?"
+                self._database.execute(query, (sandbox, joined.number))
+            self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (sandbox, number, _encode(event)))
+            if number > MAX_EVENTS and not joined:
+                self._trim(sandbox)
         return event
+
+    def _trim(self, sandbox: SandboxId) -> None:
+        change = self.latest(sandbox, STATE_CHANGES)
+        query = """
+            DELETE FROM events WHERE sandbox = ?1 AND number != ?2 AND number <=
+            (SELECT number FROM events WHERE sandbox = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?3)
+        """
+        self._database.execute(query, (sandbox, change.number if change else 0, MAX_EVENTS))
+
+    def last(self, sandbox: SandboxId) -> SandboxEvent | None:
+        query = "SELECT event FROM events WHERE sandbox = ? ORDER BY number DESC LIMIT 1"
+        found = self._database.execute(query, (sandbox,)).fetchone()
+        return _decode(found[0]) if found else None
 
     def since(self, sandbox: SandboxId, number: int) -> list[SandboxEvent]:
         """Those after `number`, in order."""
@@ -50,25 +75,41 @@ class Timeline:
             events = (_decode(event) for (event,) in found)
             return next((event for event in events if event.what in kinds), None)
 
-    def forget(self, sandbox: SandboxId) -> None:
+    def begin_anew(self, sandbox: SandboxId) -> None:
+        """Forget all but the last number."""
+        last = self.last(sandbox)
         with self._database.transaction():
+            number = last.number if last else self._earlier(sandbox)
             self._forget(sandbox)
+            if number:
+                self._database.execute("INSERT INTO numbers VALUES (?, ?)", (sandbox, number))
+
+    def _earlier(self, sandbox: SandboxId) -> int:
+        """The last number of the one before."""
+        found = self._database.execute("SELECT last FROM numbers WHERE sandbox = ?", (sandbox,)).fetchone()
+        return int(found[0]) if found else 0
 
     def _forget(self, sandbox: SandboxId) -> None:
-        self._database.execute("DELETE FROM events WHERE sandbox = ?", (sandbox,))
-        self._database.execute("DELETE FROM retired WHERE sandbox = ?", (sandbox,))
+        for table in ("events", "retired", "numbers"):
+            self._database.execute(f"DELETE FROM {table} WHERE sandbox = ?", (sandbox,))
 
     def retire(self, sandbox: SandboxId) -> None:
-        """It was destroyed; so many are kept, and the oldest makes room."""
+        """It is not there any more; what is known of so many is kept, and the oldest makes room."""
         with self._database.transaction():
-            self._database.execute("INSERT OR REPLACE INTO retired (sandbox) VALUES (?)", (sandbox,))
+            self._database.execute(
+                """
+                INSERT OR REPLACE INTO retired (sandbox) SELECT ?1
+                WHERE ?1 IN (SELECT sandbox FROM events) OR ?1 IN (SELECT sandbox FROM numbers)
+                """,
+                (sandbox,),
+            )
             query = "SELECT sandbox FROM retired ORDER BY number DESC LIMIT -1 OFFSET ?"
             for (oldest,) in self._database.execute(query, (MAX_RETIRED,)).fetchall():
                 self._forget(oldest)
 
     def retire_all_but(self, sandboxes: Container[SandboxId]) -> None:
         """Also those whose destruction a killed server did not live to see."""
-        query = "SELECT DISTINCT sandbox FROM events WHERE sandbox NOT IN (SELECT sandbox FROM retired)"
+        query = "SELECT sandbox FROM events UNION SELECT sandbox FROM numbers EXCEPT SELECT sandbox FROM retired"
         for (sandbox,) in self._database.execute(query).fetchall():
             if sandbox not in sandboxes:
                 self.retire(sandbox)

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -45,6 +46,9 @@ UNREAD_EVENTS = 256
 DESTROYED = "destroyed"
 END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
 MAX_ATTEMPTS = 3
+WATCH_PAUSE_SECONDS = 1.0
+
+logger = logging.getLogger("atoll.supervisor")
 
 T = TypeVar("T")
 
@@ -143,14 +147,18 @@ class SandboxActor:
             self._take(await self._machine.start(self.name))
             self._note("started", cause="it was used", by=by)
         else:
-            self._timeline.forget(self.name)
-            live = await self._machine.create(
-                self.name,
-                image=options.image,
-                limits=options.limits,
-                env=options.env,
-                upkeep=to_upkeep(options),
-            )
+            self._timeline.begin_anew(self.name)
+            try:
+                live = await self._machine.create(
+                    self.name,
+                    image=options.image,
+                    limits=options.limits,
+                    env=options.env,
+                    upkeep=to_upkeep(options),
+                )
+            except BaseException:
+                self._timeline.retire(self.name)
+                raise
             self._take(live)
             self._note("created", cause="its id was used for the first time", by=by)
 
@@ -173,15 +181,34 @@ class SandboxActor:
         self._watcher = asyncio.create_task(self._watch(live), name=f"watch {self.name}")
 
     async def _watch(self, live: LiveSandbox) -> None:
-        async for event in self._machine.engine.events(live):
-            if event.kind is EventKind.OOM_KILLED:
-                self._note("oom_killed", cause="it used all the memory it may", by="kernel")
+        """To its end, which is acted upon whatever goes wrong before: else it would be running for ever."""
+        while not await self._saw_end(live):
+            continue
         async with self._change():
             if self._live is live:
-                self._note("stopped", cause="its first process was killed", by="kernel")
+                self._note_if_possible("stopped", cause="its first process was killed", by="kernel")
                 if self._link:
                     self._link.has_ended = True
                 await self._let_go()
+
+    async def _saw_end(self, live: LiveSandbox) -> bool:
+        """True when it has ended; False if it must be looked at again: there may be no descriptor for it just now."""
+        try:
+            async for event in self._machine.engine.events(live):
+                if event.kind is EventKind.OOM_KILLED:
+                    self._note_if_possible("oom_killed", cause="it used all the memory it may", by="kernel")
+        except OSError as cause:
+            logger.warning("sandbox %s cannot be watched, so this is tried again: %s", self.name, cause)
+            await asyncio.sleep(WATCH_PAUSE_SECONDS)
+            return False
+        return True
+
+    def _note_if_possible(self, what: str, *, cause: str, by: str) -> None:
+        """Of what happened by itself: there is nobody to tell that it could not be noted, and it is no less true."""
+        try:
+            self._note(what, cause=cause, by=by)
+        except AtollError as problem:
+            logger.error("%r of sandbox %s is missing from its timeline: %s", what, self.name, problem)
 
     async def destroy(self, by: str) -> None:
         async with self._change():
@@ -248,7 +275,7 @@ class SandboxActor:
             isolation=ISOLATION,
             limits=record.limits,
             labels=record.upkeep.labels,
-            env=sorted(record.env),
+            env=sorted(name for name, value in record.env.items() if value is not None),
             sleep_after=record.upkeep.sleep_after,
             keep_alive=record.upkeep.keep_alive,
             use=await self._use(),
@@ -269,26 +296,37 @@ class SandboxActor:
                 memory=usage.memory,
                 processes=usage.processes,
                 oom_kills=usage.oom_kills,
+                disk=self._machine.disk_use(self.name),
             )
         return None
 
     async def set_labels(self, labels: dict[str, str], by: str) -> None:
+        check_labels(labels)
         async with self._change():
-            record = self._record()
-            upkeep = msgspec.structs.replace(record.upkeep, labels=check_labels(labels))
+            record = await self._record_of_existing(by)
+            upkeep = msgspec.structs.replace(record.upkeep, labels=labels)
             self._machine.update(record, upkeep=upkeep)
             self._note("labels_changed", cause="it was asked for", by=by)
 
     async def set_env(self, changes: dict[str, str | None], by: str) -> None:
+        check_environment(changes)
         async with self._change():
-            record = self._record()
+            record = await self._record_of_existing(by)
             merged = {**record.env, **changes}
             check_environment(merged)
             if self._link:
                 await self._thaw("its variables are set", by)
                 await self._tell_environment(self._link, changes)
-            self._machine.update(record, env={name: value for name, value in merged.items() if value is not None})
+            defaults = self._machine.default_env(record)
+            kept = {name: value for name, value in merged.items() if value is not None or name in defaults}
+            self._machine.update(record, env=kept)
             self._note("env_changed", cause="it was asked for", by=by)
+
+    async def _record_of_existing(self, by: str) -> SandboxRecord:
+        """It is made, if its id is new."""
+        if not self._machine.exists(self.name):
+            await self._bring_up(SandboxOptions(), by)
+        return self._record()
 
     async def _tell_environment(self, link: AgentLink, changes: dict[str, str | None]) -> None:
         try:
@@ -312,7 +350,7 @@ class SandboxActor:
 
     def events(self, since: int) -> list[SandboxEvent]:
         events = self._timeline.since(self.name, since)
-        if not events and not since:
+        if not events and not self._timeline.last(self.name):
             self._record()
         return events
 
@@ -329,6 +367,9 @@ class SandboxActor:
                 yield event
                 if event.what == DESTROYED:
                     return
+            last = self._timeline.last(self.name)
+            if last and last.what == DESTROYED and last.number <= since:
+                return
             while True:
                 event = await queue.get()
                 if event.number > since:

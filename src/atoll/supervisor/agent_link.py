@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
+from atoll.protocol.calls import encode_call
 from atoll.protocol.errors import (
     AgentLostError,
     AgentMisbehavedError,
     AgentTimeoutError,
     ErrorCode,
-    error,
     from_body,
 )
-from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
+from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
 from atoll.protocol.messages import (
     Call,
     CreateSession,
@@ -46,7 +46,6 @@ from atoll.protocol.messages import (
     decode_pong,
     decode_session,
     decode_sessions,
-    encode_message,
 )
 
 if TYPE_CHECKING:
@@ -402,24 +401,6 @@ def note_turn(frame: Frame, time: deadline | None) -> None:
 
 def not_running(message: str) -> AgentLostError:
     return AgentLostError(message, code=ErrorCode.SANDBOX_NOT_RUNNING, remedy="Start the sandbox again.")
-
-
-def encode_call(call: Call) -> bytes:
-    try:
-        message = encode_message(call)
-    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError) as cause:
-        raise error(
-            ErrorCode.INVALID_COMMAND,
-            f"the command cannot be sent: {cause}",
-            remedy="Use text that is valid UTF-8.",
-        ) from cause
-    if len(message) > MAX_PAYLOAD:
-        raise error(
-            ErrorCode.INVALID_COMMAND,
-            f"the command with its environment takes {len(message)} bytes; {MAX_PAYLOAD} are allowed",
-            remedy="Pass what is large on standard input or in a file.",
-        )
-    return message
 
 
 def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:

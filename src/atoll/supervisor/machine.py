@@ -129,7 +129,7 @@ class Machine:
                 process=sandbox.process,
                 uid_base=sandbox.uid_base,
                 agent_socket=str(sandbox.agent_socket),
-                env=env or {},
+                env=dict(env or {}),
                 upkeep=upkeep,
             )
             try:
@@ -151,7 +151,7 @@ class Machine:
             rootfs=rootfs,
             disk=self.storage.find(record.id),
             limits=record.limits,
-            env=ENV | rootfs.env | record.env,
+            env={name: value for name, value in (ENV | rootfs.env | record.env).items() if value is not None},
         )
         sandbox = await self.engine.start(spec)
         try:
@@ -167,6 +167,14 @@ class Machine:
             await self.engine.stop(sandbox)
             raise
         return sandbox
+
+    def default_env(self, record: SandboxRecord) -> dict[str, str]:
+        """What it has without being told."""
+        return ENV | self.images.recall(record.image, record.image_state).env
+
+    def disk_use(self, sandbox_id: SandboxId) -> int | None:
+        """Bytes; None if nobody counts them, as it would take a look at every file."""
+        return self.storage.used(sandbox_id) if self.storage.enforces_limits else None
 
     async def adopt(self, sandbox_id: str) -> LiveSandbox:
         """A sandbox that is running already, whoever made it."""

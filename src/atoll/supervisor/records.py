@@ -38,7 +38,10 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a sandbox. `image_state` says on which contents of the image it was made."""
+    """What is kept of a sandbox. `image_state` says on which contents of the image it was made.
+
+    A variable in `env` that is None was taken away: it hides one that every sandbox has.
+    """
 
     id: SandboxId
     image: str
@@ -48,7 +51,7 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     process: ProcessIdentity
     uid_base: int
     agent_socket: str
-    env: dict[str, str] = {}
+    env: dict[str, str | None] = {}
     upkeep: Upkeep = Upkeep()
 
     def to_live(self) -> LiveSandbox:

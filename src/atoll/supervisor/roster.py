@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ class Roster:
         if self._sleeper:
             self._sleeper.cancel()
             await asyncio.gather(self._sleeper, return_exceptions=True)
-        for actor in self._actors.values():
+        for actor in list(self._actors.values()):
             await actor.close()
 
     def actor(self, sandbox_id: str) -> SandboxActor:
@@ -56,10 +57,15 @@ class Roster:
         return self._actors[name]
 
     def _forget_unused(self) -> None:
-        """Actors of ids that were only asked about. All are looked at, so this is done when they have doubled."""
-        for name, actor in list(self._actors.items()):
-            if not actor.is_in_use and not self._machine.exists(name):
-                del self._actors[name]
+        """Actors of ids that were only asked about. All are looked at, so this is done when they have doubled.
+
+        One that somebody holds stays, if only between looking it up and using it: two actors of one id would start two
+        sandboxes on one disk. So each is let go of, and put back if it lives on.
+        """
+        for name in [name for name in self._actors if not self._machine.exists(name)]:
+            dropped = weakref.ref(self._actors.pop(name))
+            if held := dropped():
+                self._actors[name] = held
         self._too_many = max(MANY_ACTORS, 2 * len(self._actors))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -57,6 +58,8 @@ class NativeEngine:
         check_machine()
         self._cgroups = required_cgroups()
         self._embryos = embryos
+        # As they are now: whoever uses this may raise its own, and sandboxes are not to inherit that.
+        self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._nursery_program = nursery
         self._state = state
         self._runtime = runtime
@@ -219,14 +222,27 @@ class NativeEngine:
         if sandbox.pidfd is None:
             return
         name = group_name(sandbox.uid_base)
-        known = self._cgroups.usage(name).oom_kills
-        with Watch(os.dup(sandbox.pidfd), self._cgroups.watch(name)) as watch:
+        try:
+            known = self._cgroups.usage(name).oom_kills
+            watch = self._watch(sandbox.pidfd, name)
+        except FileNotFoundError:  # the group is gone with the sandbox
+            yield Event(kind=EventKind.ENDED, oom_kills=0)
+            return
+        with watch:
             while not watch.has_ended:
                 await watch.news()
                 if (kills := await self._oom_kills(name, known)) > known:
                     known = kills
                     yield Event(kind=EventKind.OOM_KILLED, oom_kills=known)
         yield Event(kind=EventKind.ENDED, oom_kills=known)
+
+    def _watch(self, pidfd: int, name: str) -> Watch:
+        end = os.dup(pidfd)
+        try:
+            return Watch(end, self._cgroups.watch(name))
+        except OSError:
+            os.close(end)
+            raise
 
     async def _oom_kills(self, name: str, known: int) -> int:
         """Version 1 announces a kill before it does it, and counts it after; so we look a few times."""
@@ -251,7 +267,9 @@ class NativeEngine:
             if self._nursery is None:
                 exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
                 root = self._runtime / "nursery"
-                opening = orders.Opening(runtime=str(root), exposures=exposures, embryos=self._embryos)
+                opening = orders.Opening(
+                    runtime=str(root), exposures=exposures, embryos=self._embryos, open_files=self._open_files
+                )
                 self._nursery = await NurseryProcess.start(self._nursery_program, opening, self._log)
             return self._nursery
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -234,6 +235,7 @@ def sweep(cgroups: Cgroups, uid_ranges: UidRanges) -> None:
 
 def open_nursery(engine: socket.socket) -> Nursery:
     opening = orders.decode_opening(engine.recv(launcher.MAX_ORDER))
+    resource.setrlimit(resource.RLIMIT_NOFILE, opening.open_files)
     uid_ranges, seccomp, cgroups = UidRanges(), SeccompFilter.shipped(), open_cgroups()
     if cgroups is None:
         raise SystemExit("no control groups that limit memory, processes and cpu")

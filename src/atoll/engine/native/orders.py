@@ -20,12 +20,13 @@ class Exposure(msgspec.Struct, frozen=True):
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """The first message: what the nursery shall see of the host, and how many embryos it shall keep ready.
 
-    `runtime` is an empty directory of its own.
+    `runtime` is an empty directory of its own; `open_files` are the limits, soft and hard, that commands begin with.
     """
 
     runtime: str
     embryos: int
     exposures: tuple[Exposure, ...]
+    open_files: tuple[int, int]
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):

@@ -1,0 +1,170 @@
+"""A client's connection, where Uvicorn's own is not enough.
+
+Rules:
+1. Until a request has been let in, its client is anybody. It may make us keep MAX_HEAD bytes, for HEAD_SECONDS.
+2. So many connections over TCP, and no more; whoever may use the Unix socket always gets in.
+3. A client's departure is noticed also while it is not read from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.server.problems import problem_response
+
+MAX_HEAD = 64 * 1024
+HEAD_SECONDS = 30.0
+MAX_CONNECTIONS = 2_048
+MAX_PIPELINED = 16
+DEPARTURE = "atoll.departure"  # the extension of a scope by which an endpoint gets at its client's `Departure`
+
+HEAD_TOO_LARGE = error(
+    ErrorCode.HEAD_TOO_LARGE,
+    f"the head of the request has more than {MAX_HEAD} bytes",
+    remedy="Send shorter headers; what is large goes into the body.",
+)
+TOO_MANY = error(
+    ErrorCode.TOO_MANY_CONNECTIONS,
+    f"this server has {MAX_CONNECTIONS} connections already",
+    remedy="Close some, or try again later.",
+)
+
+
+class ClientConnection(HttpToolsProtocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.departure = Departure()
+        self.flow = self._watched_flow = WatchedFlow(transport, self.loop)
+        self._bytes_of_nothing = 0  # came since the last that made a head, a piece of a body or a whole request
+        self._is_in_head = self._is_in_body = False
+        self._deadline: asyncio.TimerHandle | None = None
+        if len(self.connections) > MAX_CONNECTIONS and self.server and self.server[1] is not None:
+            self._refuse(TOO_MANY)
+        else:
+            self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_deadline()
+        self._watched_flow.close()
+        super().connection_lost(exc)
+        self.departure.happen()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._bytes_of_nothing += len(data)
+        super().data_received(data)
+        if self._bytes_of_nothing > MAX_HEAD:
+            self._refuse(HEAD_TOO_LARGE)
+        elif self._is_in_head or (self._bytes_of_nothing and not self._is_in_body):
+            self._set_deadline()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self.scope["extensions"] = {DEPARTURE: self.departure}  # type: ignore[dict-item]
+
+    def on_headers_complete(self) -> None:
+        self._cancel_deadline()
+        self._bytes_of_nothing, self._is_in_head, self._is_in_body = 0, False, True
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("so many requests before the first is answered")  # which the parser takes for a bad one
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._bytes_of_nothing = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._bytes_of_nothing, self._is_in_body = 0, False
+        super().on_message_complete()
+
+    def _set_deadline(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, problem: AtollError) -> None:
+        if self.transport.is_closing():
+            return
+        answer = problem_response(problem)
+        answer.headers["connection"] = "close"
+        head = [STATUS_LINE[answer.status_code], *(b"%b: %b\r\n" % pair for pair in answer.raw_headers), b"\r\n"]
+        self.transport.write(b"".join(head) + bytes(answer.body))
+        self.transport.close()
+
+
+class Departure:
+    """That of a client, and what is to be done then."""
+
+    def __init__(self) -> None:
+        self._acts: list[Callable[[], None]] = []
+        self._has_happened = False
+
+    @contextmanager
+    def calls(self, act: Callable[[], None]) -> Iterator[None]:
+        """Call `act` if the client leaves while this lasts, or has left."""
+        if self._has_happened:
+            act()
+        self._acts.append(act)
+        try:
+            yield
+        finally:
+            self._acts.remove(act)
+
+    def happen(self) -> None:
+        self._has_happened = True
+        for act in self._acts:
+            act()
+
+
+def departure_of(scope: Scope) -> Departure:
+    departure: Departure = scope["extensions"][DEPARTURE]
+    return departure
+
+
+class WatchedFlow(FlowControl):
+    """While reading is paused nobody sees the end of what the client sends: then a watch aborts the connection.
+
+    It is kept once it is there, as a large body is paused again and again. What the client sent before it left is lost,
+    which matters to nobody: Uvicorn answers no one who has closed its sending side.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(transport)
+        self._loop = loop
+        self._epoll: select.epoll | None = None
+        self._has_hung_up = False
+
+    def pause_reading(self) -> None:
+        super().pause_reading()
+        if self._has_hung_up:
+            self._transport.abort()
+        elif self._epoll is None:
+            self._epoll = select.epoll(1)
+            self._epoll.register(self._transport.get_extra_info("socket").fileno(), select.EPOLLRDHUP)
+            self._loop.add_reader(self._epoll.fileno(), self._on_hang_up)
+
+    def _on_hang_up(self) -> None:
+        self._has_hung_up = True
+        self.close()
+        if self.read_paused:
+            self._transport.abort()
+
+    def close(self) -> None:
+        if self._epoll:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._epoll = None

@@ -1,0 +1,124 @@
+"""Connections of clients that nobody knows: what they may make the server keep, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import uvicorn
+from starlette.responses import PlainTextResponse
+from uvicorn.server import ServerState
+
+from atoll.server import connections
+from atoll.server.connections import MAX_HEAD, ClientConnection
+from atoll.server.run import listen_on_port
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+HANG_SECONDS = 30.0
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with listen_on_port("127.0.0.1", 0) as listener:
+        yield listener
+
+
+@pytest.fixture
+async def state(listener: socket.socket) -> AsyncIterator[ServerState]:
+    """Of a server that is all connections, and answers whoever comes with `hello`."""
+    config, state = (
+        uvicorn.Config(PlainTextResponse("hello"), ws="none", log_config=None, timeout_keep_alive=3600),
+        ServerState(),
+    )
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: ClientConnection(config, state, {}), sock=listener)
+    yield state
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.fixture
+async def client(listener: socket.socket, state: ServerState) -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    yield reader, writer
+    writer.close()
+
+
+async def read_all(reader: asyncio.StreamReader) -> bytes:
+    """To the end, which may be a reset."""
+    data = b""
+    async with asyncio.timeout(HANG_SECONDS):
+        try:
+            while chunk := await reader.read(65_536):
+                data += chunk
+        except ConnectionResetError:
+            pass
+    return data
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nx: ", id="one header without an end"),
+        pytest.param(b"GET /", id="a path without an end"),
+        pytest.param(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ", id="what follows a body"),
+    ],
+)
+async def test_a_head_without_an_end_is_refused(client: Client, head: bytes) -> None:
+    reader, writer = client
+    writer.write(head + b"a" * 10 * MAX_HEAD)
+    assert b"HEAD_TOO_LARGE" in await read_all(reader)
+
+
+async def test_many_short_headers_are_refused_as_well(client: Client) -> None:
+    reader, writer = client
+    writer.write(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * MAX_HEAD)
+    assert b" 431 " in await read_all(reader)
+
+
+async def test_what_is_within_bounds_is_answered_again_and_again(client: Client) -> None:
+    reader, writer = client
+    large = b"POST / HTTP/1.1\r\nx: %b\r\ncontent-length: %d\r\n\r\n" % (b"a" * (MAX_HEAD - 100), 10 * MAX_HEAD)
+    for request in (REQUEST, large + bytes(10 * MAX_HEAD), REQUEST):
+        writer.write(request)
+        assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n", b"\r\n", REQUEST + b"GET"])
+async def test_who_sends_no_whole_request_is_cut_off(
+    listener: socket.socket, state: ServerState, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(sent)
+    assert (b"hello" in await read_all(reader)) == sent.startswith(REQUEST)
+    writer.close()
+
+
+async def test_one_connection_too_many_is_told_so(
+    client: Client, listener: socket.socket, state: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client[1].write(REQUEST)
+    await client[0].readuntil(b"hello")  # so it is there
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    assert b"TOO_MANY_CONNECTIONS" in await read_all(reader)
+    writer.close()
+    client[1].write(REQUEST)
+    await client[0].readuntil(b"hello")
+
+
+async def test_requests_that_wait_for_no_answer_are_few(client: Client) -> None:
+    reader, writer = client
+    writer.write(REQUEST * 10_000)
+    assert (await read_all(reader)).count(b"hello") < 100
+
+
+async def test_a_client_whose_machine_is_gone_is_given_up(listener: socket.socket) -> None:
+    with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
