@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -34,6 +36,7 @@ from tests.contract.test_engine import leftovers, run
 
 ONE = SandboxId("one")
 MIB = 2**20
+HANG_SECONDS = 60.0
 
 
 def open_machine(directory: Path) -> Machine:
@@ -217,6 +220,33 @@ async def test_plain_directories_are_swept_too(tmp_path: Path) -> None:
     async with Machine(tmp_path / "state", tmp_path / "run", storage=storage) as machine:
         assert machine.findings == Findings(removed=(ONE,))
     assert storage.names() == {"Not a sandbox"}
+
+
+async def test_a_removal_that_takes_its_time_holds_up_nobody(
+    tmp_path: Path, busybox_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = DirectoryStorage(tmp_path / "state/disks")
+    has_begun, may_end = threading.Event(), threading.Event()
+    remove = storage.remove
+
+    def take_time(sandbox: SandboxId) -> None:
+        has_begun.set()
+        assert may_end.wait(HANG_SECONDS)
+        remove(sandbox)
+
+    async with Machine(tmp_path / "state", tmp_path / "run", storage=storage) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox")
+        monkeypatch.setattr(storage, "remove", take_time)
+        removals = [asyncio.create_task(machine.destroy(live)) for _ in range(2)]
+        await asyncio.to_thread(has_begun.wait, HANG_SECONDS)
+        removals[0].cancel()  # which waits for the thread
+        with pytest.raises(AtollError, match="SANDBOX_EXISTS"):
+            await machine.create("one", image="busybox")
+        may_end.set()
+        await asyncio.gather(*removals, return_exceptions=True)
+        await machine.destroy(await machine.create("one", image="busybox"))
+        assert storage.names() == set()
 
 
 async def test_a_removal_that_fails_is_finished_by_the_next_try(

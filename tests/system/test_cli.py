@@ -282,10 +282,11 @@ def test_events_tell_what_happened_and_go_on(cli: Cli) -> None:
     box = sandbox(cli, "a")
     with cli.start("events", "a", "-f", "--json") as following:
         assert following.stdout
-        assert json.loads(following.stdout.readline())["what"] == "created"
+        created = json.loads(following.stdout.readline())
+        assert created["what"] == "created"
         box.set_labels({"a": "b"})
         assert json.loads(following.stdout.readline())["what"] == "labels_changed"
-        assert cli("events", "a", "--since", "1").stdout.split()[4] == b"labels_changed"
+        assert cli("events", "a", "--since", str(created["number"])).stdout.split()[4] == b"labels_changed"
         box.destroy()
         assert json.loads(following.stdout.readline())["what"] == "destroyed"
         assert following.wait(PATIENCE_SECONDS) == 0

@@ -318,14 +318,14 @@ async def test_a_program_that_opens_its_terminal_again_is_still_seen(host_desk: 
 async def test_input_waits_for_a_program_that_does_not_read_and_then_arrives_in_order(box: Box) -> None:
     desk = Desk(box.link)
     await box.text("mkfifo /tmp/go")
-    script = "stty raw -echo; echo ready; read line < /tmp/go; head -c 2000000 | md5sum; exit 4"
+    script = "stty raw -echo; echo ready; read line < /tmp/go; head -c 8000000 | md5sum; exit 4"
     terminal = await desk.open("sh", "-c", script)
-    data = b"".join(b"%07d\n" % number for number in range(250_000))
+    data = b"".join(b"%07d\n" % number for number in range(1_000_000))
     async with desk.view(terminal) as view:
         await view.until(b"ready")
         typing = asyncio.create_task(type_all(view, data))
         with pytest.raises(asyncio.TimeoutError):
-            # Long enough for everything to arrive, if anybody took it.
+            # Long enough for everything to arrive, if anybody took it; and more than sockets hold.
             await asyncio.wait_for(asyncio.shield(typing), 0.3)
         before = await cpu_ticks_of_agent(box)
         await asyncio.sleep(0.5)

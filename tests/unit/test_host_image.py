@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,18 @@ def test_the_same_state_is_built_once_and_a_changed_host_anew(host: Path, tmp_pa
     os.utime(status, ns=(1, 1))
     assert build(host, store) != first
     assert first.is_dir(), "a sandbox made on the old state still needs it"
+
+
+def test_threads_that_ask_at_once_get_one_root_and_leave_the_umask_alone(host: Path, tmp_path: Path) -> None:
+    image, before = HostImage(tmp_path / "store", host), os.umask(0o077)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda _: image.resolve(), range(8)))
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    assert found == [image.known()] * 8
+    assert len(list((tmp_path / "store/host").iterdir())) == 1
 
 
 def test_the_state_names_the_system(host: Path) -> None:

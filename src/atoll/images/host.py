@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 import msgspec
@@ -73,13 +74,24 @@ class HostImage:
         self._host = host
         self._usr = usr or host / "usr"
         self._latest: tuple[HostLook, Path, Rootfs] | None = None
+        self._building = threading.Lock()
+
+    def known(self) -> Rootfs | None:
+        """What `resolve` would return, unless it has to build it first."""
+        latest = self._latest
+        if latest and latest[0] == look_at_host(self._host) and latest[1].is_dir():
+            return latest[2]
+        return None
 
     def resolve(self) -> Rootfs:
-        seen = look_at_host(self._host)
-        if not self._latest or self._latest[0] != seen or not self._latest[1].is_dir():
-            rootfs = self._resolve()
-            self._latest = seen, Path(rootfs.overlays[0].layers[0]), rootfs
-        return self._latest[2]
+        """In any thread; one at a time builds, as it changes the umask of all."""
+        with self._building:
+            rootfs = self.known()
+            if rootfs is None:
+                seen = look_at_host(self._host)
+                rootfs = self._resolve()
+                self._latest = seen, Path(rootfs.overlays[0].layers[0]), rootfs
+            return rootfs
 
     def _resolve(self) -> Rootfs:
         check_layout(self._host)

@@ -12,6 +12,7 @@ class Storage(Protocol):
     """Keeps one disk per sandbox: a directory of its own, of which at most `size` bytes may be used."""
 
     enforces_limits: bool
+    removes_at_once: bool  # or it takes as long as there are files, and needs a thread
 
     def create(self, sandbox: SandboxId, size: int) -> Path:
         """A new, empty disk."""

@@ -11,6 +11,7 @@ from atoll.protocol.ids import SandboxId
 
 class DirectoryStorage:
     enforces_limits = False
+    removes_at_once = False
 
     def __init__(self, root: Path) -> None:
         self._root = root

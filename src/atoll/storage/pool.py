@@ -55,6 +55,7 @@ class PoolStorage:
     """The pool of one state directory. `size` is that of the whole pool; it can be raised, not lowered."""
 
     enforces_limits = True
+    removes_at_once = True
 
     def __init__(self, state: Path, size: int | None = None, overcommit: float = OVERCOMMIT) -> None:
         self._overcommit = overcommit

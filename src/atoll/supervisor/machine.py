@@ -9,6 +9,8 @@ soon as it is entered (`async with`).
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,6 +80,7 @@ class Machine:
             self.engine: Engine = engine or NativeEngine(state, runtime)
             undo.pop_all()
         self.findings = Findings()
+        self._removing = asyncio.Lock()
 
     async def __aenter__(self) -> Machine:
         """Set right what an earlier machine left here; `findings` then says what that was."""
@@ -115,7 +118,9 @@ class Machine:
         check_environment(env or {})
         if self._records.is_taken(name):
             raise already_exists(name)
-        rootfs = self.images.resolve(image)
+        rootfs = self.images.known(image)
+        if rootfs is None:
+            rootfs = await asyncio.to_thread(self.images.resolve, image)
         disk = self.storage.create(name, accepted.disk)
         try:
             spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {}))
@@ -202,8 +207,10 @@ class Machine:
         if self._owner(sandbox.id) == sandbox.process:
             self._records.begin_removal(sandbox.id)
         await self.engine.stop(sandbox)
-        if self._owner(sandbox.id) == sandbox.process:  # still: others may have been quicker, and made a new one
-            self._forget(sandbox.id)
+        async with self._removing:
+            if self._owner(sandbox.id) == sandbox.process:  # still: others may have been quicker, and made a new one
+                await self._remove_disk(sandbox.id)
+                self._records.forget(sandbox.id)
 
     def record(self, sandbox_id: SandboxId) -> SandboxRecord:
         record = self._records.find(sandbox_id)
@@ -247,6 +254,22 @@ class Machine:
         self.storage.remove(sandbox_id)
         self._records.forget(sandbox_id)
 
+    async def _remove_disk(self, sandbox_id: SandboxId) -> None:
+        if self.storage.removes_at_once:
+            self.storage.remove(sandbox_id)
+        else:
+            await to_the_end(asyncio.to_thread(self.storage.remove, sandbox_id))
+
     def _owner(self, sandbox_id: SandboxId) -> ProcessIdentity | None:
         record = self._records.find_to_remove(sandbox_id)
         return record.process if record else None
+
+
+async def to_the_end(work: Coroutine[None, None, None]) -> None:
+    """Also if we are cancelled: a thread that removes a disk would remove the next one of its name."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
