@@ -21,8 +21,10 @@ _ROOM_FOR_ACTIONS, _ROOM_FOR_ATTRIBUTES, _ROOM_FOR_SIGNALS = 256, 1024, 128  # m
 def posix_spawn(path: str, argv: Sequence[str], env: Vector, stdin: int | None, stdout: int, stderr: int) -> int:
     """The pid of a new process in its own session, its signals at their defaults. Without `stdin` it reads nothing."""
     pid = ctypes.c_int()
-    actions = _descriptor_actions(stdin, stdout, stderr)
-    number = _libc.posix_spawn(ctypes.byref(pid), os.fsencode(path), actions, _attributes, make_vector(argv), env)
+    actions = descriptor_actions(stdin, stdout, stderr)
+    number = _libc.posix_spawn(
+        ctypes.byref(pid), os.fsencode(path), actions.structure, _attributes, make_vector(argv), env
+    )
     if number:
         raise OSError(number, os.strerror(number))
     return pid.value
@@ -36,17 +38,28 @@ def make_vector(words: Sequence[str]) -> Vector:
     return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
 
 
+class FileActions:
+    """What a new process does with its descriptors. The C library keeps a list of it, which goes with this object."""
+
+    _destroy = _libc.posix_spawn_file_actions_destroy  # the class has it for longer than the module, at the very end
+
+    def __init__(self, stdin: int | None, stdout: int, stderr: int) -> None:
+        self.structure = ctypes.create_string_buffer(_ROOM_FOR_ACTIONS)
+        _libc.posix_spawn_file_actions_init(self.structure)
+        if stdin is None:
+            _libc.posix_spawn_file_actions_addopen(self.structure, 0, b"/dev/null", os.O_RDONLY, 0)
+        else:
+            _libc.posix_spawn_file_actions_adddup2(self.structure, stdin, 0)
+        _libc.posix_spawn_file_actions_adddup2(self.structure, stdout, 1)
+        _libc.posix_spawn_file_actions_adddup2(self.structure, stderr, 2)
+
+    def __del__(self) -> None:
+        self._destroy(self.structure)
+
+
 @lru_cache(maxsize=256)  # one command after another gets the same numbers
-def _descriptor_actions(stdin: int | None, stdout: int, stderr: int) -> ctypes.Array[ctypes.c_char]:
-    actions = ctypes.create_string_buffer(_ROOM_FOR_ACTIONS)
-    _libc.posix_spawn_file_actions_init(actions)
-    if stdin is None:
-        _libc.posix_spawn_file_actions_addopen(actions, 0, b"/dev/null", os.O_RDONLY, 0)
-    else:
-        _libc.posix_spawn_file_actions_adddup2(actions, stdin, 0)
-    _libc.posix_spawn_file_actions_adddup2(actions, stdout, 1)
-    _libc.posix_spawn_file_actions_adddup2(actions, stderr, 2)
-    return actions
+def descriptor_actions(stdin: int | None, stdout: int, stderr: int) -> FileActions:
+    return FileActions(stdin, stdout, stderr)
 
 
 def _make_attributes() -> ctypes.Array[ctypes.c_char]:
