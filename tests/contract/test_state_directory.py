@@ -381,6 +381,23 @@ async def test_a_machine_that_cannot_open_its_pool_lets_go_of_everything(tmp_pat
         assert caught.value.code == ErrorCode.POOL_DAMAGED
 
 
+async def test_a_machine_whose_engine_cannot_be_closed_lets_go_of_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = open_machine(tmp_path)
+    close = machine.engine.close
+
+    async def close_badly() -> None:
+        await close()
+        raise OSError("the nursery's channel is gone")
+
+    monkeypatch.setattr(machine.engine, "close", close_badly)
+    with pytest.raises(OSError, match="channel is gone"):
+        await machine.close()
+    assert not (tmp_path / "state/disks").is_mount()
+    await open_machine(tmp_path).close()
+
+
 async def test_the_largest_limits_that_are_accepted_can_be_set(tmp_path: Path, busybox_root: Path) -> None:
     storage = PoolStorage(tmp_path / "state", overcommit=float(2**40))
     limits = Limits(cpus=float(MAX_CPUS), memory=MAX_BYTES, disk=MAX_BYTES, pids=MAX_PIDS)

@@ -9,7 +9,7 @@ soon as it is entered (`async with`).
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,13 +94,12 @@ class Machine:
         await self.close()
 
     async def close(self) -> None:
-        """Let go of everything. Sandboxes run on."""
-        try:
+        """Let go of everything, whatever fails on the way. Sandboxes run on."""
+        async with AsyncExitStack() as rest:  # the last first
+            rest.callback(self._lock.release)
+            rest.callback(self.database.close)
+            rest.callback(self.storage.close)
             await self.engine.close()
-            self.storage.close()
-        finally:
-            self.database.close()
-            self._lock.release()
 
     async def create(
         self,
