@@ -242,6 +242,7 @@ class AgentConnection(asyncio.Protocol):
             yield
         finally:
             feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
 
     async def send_frame(self, frame: Frame) -> None:
         self._has_input = True

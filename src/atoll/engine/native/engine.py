@@ -104,12 +104,10 @@ class NativeEngine:
             return None
         try:
             pidfd = os.pidfd_open(left.process.pid)
-            # Only now: what the pidfd holds cannot change any more, and this tells whether it is the one we mean.
-            stat = Path(f"/proc/{left.process.pid}/stat").read_bytes()
-        except (ProcessLookupError, FileNotFoundError):
+        except ProcessLookupError:
             return None
-        found = parse_stat(stat)
-        if found.start_time != left.process.start_time or found.is_zombie:
+        # Only now: what the pidfd holds cannot change any more, and this tells whether it is the one we mean.
+        if not is_running(left.process):
             os.close(pidfd)
             return None
         return replace(left, pidfd=pidfd, keeper=None)
@@ -276,6 +274,15 @@ def _not_running(sandbox: LiveSandbox) -> AtollError:
         remedy="Start it again; its files are kept.",
         sandbox=sandbox.id,
     )
+
+
+def is_running(process: ProcessIdentity) -> bool:
+    """Whether that pid is still of this process, which has not ended."""
+    try:
+        found = parse_stat(Path(f"/proc/{process.pid}/stat").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return found.start_time == process.start_time and not found.is_zombie
 
 
 def answers(agent_socket: Path) -> bool:
