@@ -67,6 +67,7 @@ class PoolStorage:
         with machine_lock() as lock:
             self._open_pool(size, lock)
         self._sizes = {name: read_size(self._mount / name) for name in self.names()}
+        self._committed = sum(self._sizes.values())
 
     @property
     def size(self) -> int:
@@ -77,7 +78,7 @@ class PoolStorage:
         disk = self._mount / sandbox
         try:
             btrfs.create_subvolume(self._root, sandbox)
-            self._sizes[sandbox] = size
+            self._commit(sandbox, size)
             self._set_up(disk, size)
         except FileExistsError as cause:
             raise already_exists(sandbox) from cause
@@ -93,7 +94,7 @@ class PoolStorage:
     def _admit(self, size: int) -> None:
         if shutil.disk_usage(self._file.parent).free < RESERVE:
             raise self._full()
-        committed, promised = sum(self._sizes.values()), int(self.size * self._overcommit)
+        committed, promised = self._committed, int(self.size * self._overcommit)
         if committed + size > promised:
             raise error(
                 ErrorCode.DISK_COMMITTED,
@@ -110,7 +111,11 @@ class PoolStorage:
             pass
         except OSError as cause:
             raise self._failure(cause) from cause
-        self._sizes.pop(sandbox, None)
+        self._committed -= self._sizes.pop(sandbox, 0)
+
+    def _commit(self, sandbox: SandboxId, size: int) -> None:
+        self._committed += size - self._sizes.get(sandbox, 0)
+        self._sizes[sandbox] = size
 
     def names(self) -> set[str]:
         with os.scandir(self._mount) as entries:
