@@ -41,6 +41,8 @@ def make_vector(words: Sequence[str]) -> Vector:
 class FileActions:
     """What a new process does with its descriptors. The C library keeps a list of it, which goes with this object."""
 
+    _destroy = _libc.posix_spawn_file_actions_destroy  # the class has it for longer than the module, at the very end
+
     def __init__(self, stdin: int | None, stdout: int, stderr: int) -> None:
         self.structure = ctypes.create_string_buffer(_ROOM_FOR_ACTIONS)
         _libc.posix_spawn_file_actions_init(self.structure)
@@ -52,7 +54,7 @@ class FileActions:
         _libc.posix_spawn_file_actions_adddup2(self.structure, stderr, 2)
 
     def __del__(self) -> None:
-        _libc.posix_spawn_file_actions_destroy(self.structure)
+        self._destroy(self.structure)
 
 
 @lru_cache(maxsize=256)  # one command after another gets the same numbers
