@@ -5,11 +5,11 @@ from __future__ import annotations
 import codecs
 import io
 import select
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from atoll.client.feeds import AsyncFeed
 from atoll.client.link import SandboxLink
 from atoll.client.network import NotYet
 from atoll.client.server import Frames, misbehaved
@@ -109,70 +109,44 @@ class AsyncCommands:
         return AsyncCommandStream(self._link, call, None if stdin is None else input_chunks(stdin))
 
 
-class AsyncCommandStream(AsyncIterator[ExecEvent]):
+class AsyncCommandStream(AsyncFeed[ExecEvent]):
     """The events of one command. Dropping it, closing it or leaving its `async with` block ends the command."""
 
     def __init__(self, link: SandboxLink, call: Exec | ExecShell, stdin: Iterator[bytes | NotYet] | None) -> None:
+        super().__init__()
         self._link = link
         self._call = call
         self._stdin = stdin
         self._output = Output(call.max_output, keeps=False)
         self._frames: Frames | None = None
-        self._events: deque[ExecEvent] = deque([_event("start")])
         self._failure: AtollError | None = None
-        self._is_over = False
+        self._items.append(_event("start"))
 
-    def __aiter__(self) -> AsyncCommandStream:
-        return self
+    async def _receive(self) -> None:
+        if self._failure:
+            raise self._failure
+        if self._frames is None:
+            self._frames = self._source = await self._link.call(self._call, self._stdin)
+        self._take(self._frames, await self._frames.next())
 
-    async def __anext__(self) -> ExecEvent:
-        while not self._events:
-            if self._failure:
-                failure, self._failure = self._failure, None
-                raise failure
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._advance()
-        return self._events.popleft()
-
-    async def __aenter__(self) -> AsyncCommandStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        self._is_over = True
-        self._events.clear()
+    async def _fail(self, failure: AtollError) -> None:
+        """It is an event first, and raised when another is asked for."""
+        if self._failure:
+            await super()._fail(failure)
+        self._failure = failure
+        self._items.append(_event("error", data=failure.message, error=failure))
         if self._frames:
             self._frames.close()
-
-    async def _advance(self) -> None:
-        try:
-            if self._frames is None:
-                self._frames = await self._link.call(self._call, self._stdin)
-            self._take(self._frames, await self._frames.next())
-        except AtollError as failure:
-            if self._is_over:  # closed by another task or thread
-                return
-            self._is_over = True
-            self._failure = failure
-            self._events.append(_event("error", data=failure.message, error=failure))
-            if self._frames:
-                self._frames.close()
-        except BaseException:
-            await self.aclose()
-            raise
 
     def _take(self, frames: Frames, frame: Frame) -> None:
         if frame.kind is FrameKind.DONE:
             done: ExecDone = frames.decode(decode_exec_done, frame)
             self._is_over = True
-            self._events.extend(_event(name, data=text) for name, text in self._output.rest())
-            self._events.append(_completion(done))
+            self._items.extend(_event(name, data=text) for name, text in self._output.rest())
+            self._items.append(_completion(done))
         else:
             text = self._output.take(frame)
-            self._events.append(_event(self._output.name(frame), data=text, data_bytes=frame.payload))
+            self._items.append(_event(self._output.name(frame), data=text, data_bytes=frame.payload))
 
 
 @dataclass

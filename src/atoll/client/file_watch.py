@@ -3,75 +3,46 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import AsyncIterator
+from typing import Self
 
+from atoll.client.feeds import AsyncFeed
 from atoll.client.link import SandboxLink
 from atoll.client.server import Frames, misbehaved
-from atoll.protocol.errors import AtollError
 from atoll.protocol.files import FileChange, FileChanges, WatchFiles, decode_file_changes
 from atoll.protocol.frames import FrameKind
 
 
-class AsyncFileWatch(AsyncIterator[FileChange]):
+class AsyncFileWatch(AsyncFeed[FileChange]):
     """Changes below a path. It sees every one that comes after `async with`, or `wait_until_ready`."""
 
     def __init__(self, link: SandboxLink, call: WatchFiles) -> None:
+        super().__init__()
         self._link = link
         self._call = call
         self._frames: Frames | None = None
-        self._changes: deque[FileChange] = deque()
-        self._is_ready = self._is_over = False
+        self._is_ready = False
 
     async def wait_until_ready(self) -> None:
         """Return once it watches. Fails if that is not possible."""
         while not self._is_ready and not self._is_over:
             await self._advance()
 
-    def __aiter__(self) -> AsyncFileWatch:
-        return self
-
-    async def __anext__(self) -> FileChange:
-        while not self._changes:
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._advance()
-        return self._changes.popleft()
-
-    async def __aenter__(self) -> AsyncFileWatch:
+    async def __aenter__(self) -> Self:
         await self.wait_until_ready()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        self._is_over = True
-        self._changes.clear()
-        if self._frames:
-            self._frames.close()
 
     def __repr__(self) -> str:
         return f"<AsyncFileWatch of {os.fsdecode(self._call.path)!r}>"
 
-    async def _advance(self) -> None:
-        try:
-            if self._frames is None:
-                self._frames = await self._link.call(self._call)
-            frame = await self._frames.next()
-            if frame.kind is FrameKind.DONE:
-                self._is_over = True
-                return
-            if frame.kind is not FrameKind.EVENT:
-                raise misbehaved(f"a {frame.kind.name} frame came")
-            found: FileChanges = self._frames.decode(decode_file_changes, frame)
-        except AtollError:
-            if self._is_over:  # closed by another task or thread
-                return
-            await self.aclose()
-            raise
-        except BaseException:
-            await self.aclose()
-            raise
+    async def _receive(self) -> None:
+        if self._frames is None:
+            self._frames = self._source = await self._link.call(self._call)
+        frame = await self._frames.next()
+        if frame.kind is FrameKind.DONE:
+            self._is_over = True
+            return
+        if frame.kind is not FrameKind.EVENT:
+            raise misbehaved(f"a {frame.kind.name} frame came")
+        found: FileChanges = self._frames.decode(decode_file_changes, frame)
         self._is_ready = True
-        self._changes.extend(found.changes)
+        self._items.extend(found.changes)

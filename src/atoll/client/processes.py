@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from atoll.client.commands import Environment
+from atoll.client.feeds import AsyncFeed
 from atoll.client.link import SandboxLink
 from atoll.client.server import Frames, misbehaved
 from atoll.protocol.durations import parse_duration
@@ -291,53 +291,21 @@ class AsyncProcess:
         return f"<AsyncProcess {self.id!r} {self.status.value}, pid={self.pid}{code}>"
 
 
-class AsyncProcessStream(AsyncIterator[ProcessEvent]):
+class AsyncProcessStream(AsyncFeed[ProcessEvent]):
     """The events of a log. Dropping it, or leaving its `async with` block, ends the reading and not the process."""
 
     def __init__(self, link: SandboxLink, call: StreamProcessLog) -> None:
+        super().__init__()
         self._link = link
         self._call = call
         self._frames: Frames | None = None
-        self._events: deque[ProcessEvent] = deque()
         self._decoders: dict[str, codecs.IncrementalDecoder] = {}
-        self._is_over = False
         self.process: ProcessInfo | None = None  # as it is at the end of the stream
 
-    def __aiter__(self) -> AsyncProcessStream:
-        return self
-
-    async def __anext__(self) -> ProcessEvent:
-        while not self._events:
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._advance()
-        return self._events.popleft()
-
-    async def __aenter__(self) -> AsyncProcessStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        self._is_over = True
-        self._events.clear()
-        if self._frames:
-            self._frames.close()
-
-    async def _advance(self) -> None:
-        try:
-            if self._frames is None:
-                self._frames = await self._link.call(self._call)
-            self._take(self._frames, await self._frames.next())
-        except AtollError:
-            if self._is_over:  # closed by another task or thread
-                return
-            await self.aclose()
-            raise
-        except BaseException:
-            await self.aclose()
-            raise
+    async def _receive(self) -> None:
+        if self._frames is None:
+            self._frames = self._source = await self._link.call(self._call)
+        self._take(self._frames, await self._frames.next())
 
     def _take(self, frames: Frames, frame: Frame) -> None:
         if frame.kind is FrameKind.DONE:
@@ -350,17 +318,17 @@ class AsyncProcessStream(AsyncIterator[ProcessEvent]):
             self._decoders.clear()
             beginning = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
             dropped = ProcessEvent(type="dropped", number=beginning, timestamp=datetime.now(UTC), dropped=part.dropped)
-            self._events.append(dropped)
+            self._items.append(dropped)
         for entry in part.entries:
             when = _moment(entry.time)
             text = self._decoder(entry.stream.value).decode(entry.data)
-            self._events.append(
+            self._items.append(
                 ProcessEvent(
                     type=entry.stream.value, number=entry.number, timestamp=when, data=text, data_bytes=entry.data
                 )
             )
         if part.ended:
-            self._events.append(_exit_event(part.number, part.ended))
+            self._items.append(_exit_event(part.number, part.ended))
 
     def _decoder(self, stream: str) -> codecs.IncrementalDecoder:
         if stream not in self._decoders:

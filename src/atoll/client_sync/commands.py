@@ -6,11 +6,11 @@ from __future__ import annotations
 import codecs
 import io
 import select
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.network import NotYet
 from atoll.client_sync.server import Frames, misbehaved
@@ -110,70 +110,44 @@ class Commands:
         return CommandStream(self._link, call, None if stdin is None else input_chunks(stdin))
 
 
-class CommandStream(Iterator[ExecEvent]):
+class CommandStream(Feed[ExecEvent]):
     """The events of one command. Dropping it, closing it or leaving its `with` block ends the command."""
 
     def __init__(self, link: SandboxLink, call: Exec | ExecShell, stdin: Iterator[bytes | NotYet] | None) -> None:
+        super().__init__()
         self._link = link
         self._call = call
         self._stdin = stdin
         self._output = Output(call.max_output, keeps=False)
         self._frames: Frames | None = None
-        self._events: deque[ExecEvent] = deque([_event("start")])
         self._failure: AtollError | None = None
-        self._is_over = False
+        self._items.append(_event("start"))
 
-    def __iter__(self) -> CommandStream:
-        return self
+    def _receive(self) -> None:
+        if self._failure:
+            raise self._failure
+        if self._frames is None:
+            self._frames = self._source = self._link.call(self._call, self._stdin)
+        self._take(self._frames, self._frames.next())
 
-    def __next__(self) -> ExecEvent:
-        while not self._events:
-            if self._failure:
-                failure, self._failure = self._failure, None
-                raise failure
-            if self._is_over:
-                raise StopIteration
-            self._advance()
-        return self._events.popleft()
-
-    def __enter__(self) -> CommandStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._is_over = True
-        self._events.clear()
+    def _fail(self, failure: AtollError) -> None:
+        """It is an event first, and raised when another is asked for."""
+        if self._failure:
+            super()._fail(failure)
+        self._failure = failure
+        self._items.append(_event("error", data=failure.message, error=failure))
         if self._frames:
             self._frames.close()
-
-    def _advance(self) -> None:
-        try:
-            if self._frames is None:
-                self._frames = self._link.call(self._call, self._stdin)
-            self._take(self._frames, self._frames.next())
-        except AtollError as failure:
-            if self._is_over:  # closed by another task or thread
-                return
-            self._is_over = True
-            self._failure = failure
-            self._events.append(_event("error", data=failure.message, error=failure))
-            if self._frames:
-                self._frames.close()
-        except BaseException:
-            self.close()
-            raise
 
     def _take(self, frames: Frames, frame: Frame) -> None:
         if frame.kind is FrameKind.DONE:
             done: ExecDone = frames.decode(decode_exec_done, frame)
             self._is_over = True
-            self._events.extend(_event(name, data=text) for name, text in self._output.rest())
-            self._events.append(_completion(done))
+            self._items.extend(_event(name, data=text) for name, text in self._output.rest())
+            self._items.append(_completion(done))
         else:
             text = self._output.take(frame)
-            self._events.append(_event(self._output.name(frame), data=text, data_bytes=frame.payload))
+            self._items.append(_event(self._output.name(frame), data=text, data_bytes=frame.payload))
 
 
 @dataclass

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from atoll.client_sync.commands import Environment
+from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames, misbehaved
 from atoll.protocol.durations import parse_duration
@@ -292,53 +292,21 @@ class Process:
         return f"<Process {self.id!r} {self.status.value}, pid={self.pid}{code}>"
 
 
-class ProcessStream(Iterator[ProcessEvent]):
+class ProcessStream(Feed[ProcessEvent]):
     """The events of a log. Dropping it, or leaving its `with` block, ends the reading and not the process."""
 
     def __init__(self, link: SandboxLink, call: StreamProcessLog) -> None:
+        super().__init__()
         self._link = link
         self._call = call
         self._frames: Frames | None = None
-        self._events: deque[ProcessEvent] = deque()
         self._decoders: dict[str, codecs.IncrementalDecoder] = {}
-        self._is_over = False
         self.process: ProcessInfo | None = None  # as it is at the end of the stream
 
-    def __iter__(self) -> ProcessStream:
-        return self
-
-    def __next__(self) -> ProcessEvent:
-        while not self._events:
-            if self._is_over:
-                raise StopIteration
-            self._advance()
-        return self._events.popleft()
-
-    def __enter__(self) -> ProcessStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._is_over = True
-        self._events.clear()
-        if self._frames:
-            self._frames.close()
-
-    def _advance(self) -> None:
-        try:
-            if self._frames is None:
-                self._frames = self._link.call(self._call)
-            self._take(self._frames, self._frames.next())
-        except AtollError:
-            if self._is_over:  # closed by another task or thread
-                return
-            self.close()
-            raise
-        except BaseException:
-            self.close()
-            raise
+    def _receive(self) -> None:
+        if self._frames is None:
+            self._frames = self._source = self._link.call(self._call)
+        self._take(self._frames, self._frames.next())
 
     def _take(self, frames: Frames, frame: Frame) -> None:
         if frame.kind is FrameKind.DONE:
@@ -351,17 +319,17 @@ class ProcessStream(Iterator[ProcessEvent]):
             self._decoders.clear()
             beginning = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
             dropped = ProcessEvent(type="dropped", number=beginning, timestamp=datetime.now(UTC), dropped=part.dropped)
-            self._events.append(dropped)
+            self._items.append(dropped)
         for entry in part.entries:
             when = _moment(entry.time)
             text = self._decoder(entry.stream.value).decode(entry.data)
-            self._events.append(
+            self._items.append(
                 ProcessEvent(
                     type=entry.stream.value, number=entry.number, timestamp=when, data=text, data_bytes=entry.data
                 )
             )
         if part.ended:
-            self._events.append(_exit_event(part.number, part.ended))
+            self._items.append(_exit_event(part.number, part.ended))
 
     def _decoder(self, stream: str) -> codecs.IncrementalDecoder:
         if stream not in self._decoders:

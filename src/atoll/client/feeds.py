@@ -1,0 +1,62 @@
+"""What streams of events have in common: items as they come, from a source that is let go of with them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Self, TypeVar
+
+from atoll.client.server import Frames
+from atoll.client.transport import Response
+from atoll.protocol.errors import AtollError
+
+T = TypeVar("T")
+
+
+class AsyncFeed(AsyncIterator[T]):
+    """An iterator over what happens. It ends with its source, or when it is closed, also by another task or thread."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._source: Frames | Response | None = None
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._items:
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._advance()
+        return self._items.popleft()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        self._is_over = True
+        self._items.clear()
+        if self._source:
+            self._source.close()
+
+    async def _advance(self) -> None:
+        try:
+            await self._receive()
+        except AtollError as failure:
+            if not self._is_over:  # or it was closed meanwhile, and this is how that looks from here
+                await self._fail(failure)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _receive(self) -> None:
+        """Wait for the source, which is opened if need be, and take what comes. Its end sets `_is_over`."""
+        raise NotImplementedError
+
+    async def _fail(self, failure: AtollError) -> None:
+        await self.aclose()
+        raise failure

@@ -1,0 +1,63 @@
+# Generated from src/atoll/client/feeds.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+"""What streams of events have in common: items as they come, from a source that is let go of with them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Self, TypeVar
+
+from atoll.client_sync.server import Frames
+from atoll.client_sync.transport import Response
+from atoll.protocol.errors import AtollError
+
+T = TypeVar("T")
+
+
+class Feed(Iterator[T]):
+    """An iterator over what happens. It ends with its source, or when it is closed, also by another task or thread."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._source: Frames | Response | None = None
+        self._is_over = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        while not self._items:
+            if self._is_over:
+                raise StopIteration
+            self._advance()
+        return self._items.popleft()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._is_over = True
+        self._items.clear()
+        if self._source:
+            self._source.close()
+
+    def _advance(self) -> None:
+        try:
+            self._receive()
+        except AtollError as failure:
+            if not self._is_over:  # or it was closed meanwhile, and this is how that looks from here
+                self._fail(failure)
+        except BaseException:
+            self.close()
+            raise
+
+    def _receive(self) -> None:
+        """Wait for the source, which is opened if need be, and take what comes. Its end sets `_is_over`."""
+        raise NotImplementedError
+
+    def _fail(self, failure: AtollError) -> None:
+        self.close()
+        raise failure
