@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import time
 import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.files import FileType
+from atoll.server.relay import BEGIN_SECONDS
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
 from tests.system.serving import RunningServer
 
@@ -167,6 +169,17 @@ async def test_content_streams_through_the_server_in_constant_memory(server: Run
     assert count == size
     assert most - before < 64 * 2**20
     await sandbox.aclose()
+
+
+async def test_content_may_come_as_slowly_as_it_likes(half: Half, sandbox: Any) -> None:
+    def slow() -> Iterator[bytes]:
+        for number in range(3):
+            yield b"%d" % number * 100_000
+            time.sleep(BEGIN_SECONDS * 0.6)
+
+    await half.run(sandbox.write_file, "slow", slow())
+    found = await half.run(sandbox.read_file, "slow", encoding="bytes")
+    assert found.content == b"0" * 100_000 + b"1" * 100_000 + b"2" * 100_000
 
 
 async def test_10_000_small_files_are_listed_copied_and_deleted(half: Half, sandbox: Any, tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll import get_sandbox, list_sandboxes, temporary_sandbox
 from atoll.client import local_server
 from atoll.client.link import SandboxLink
 from atoll.client.local_server import LocalServer
@@ -419,3 +420,53 @@ async def run_at_once(program: str, times: int) -> list[tuple[int, int]]:
         said = await asyncio.gather(*(user.communicate(b"\n") for user in users))
     assert [user.returncode for user in users] == [0] * times
     return [(int(words[0]), int(words[1])) for words in (output.split() for output, _ in said)]
+
+
+async def test_leaving_a_stream_ends_its_command_also_after_an_error(server: RunningServer) -> None:
+    sandbox = server.sandbox("left-early")
+    with pytest.raises(AtollError) as kept:  # the error is kept, with all that its traceback holds
+        await sandbox.exec(["nosuch"])
+    async for event in sandbox.exec_stream("while :; do echo x; sleep 0.05; done"):
+        if event.type == "stdout":
+            break
+    assert (await sandbox.exec("echo after")).stdout == "after\n"
+    assert kept.value.code is ErrorCode.COMMAND_NOT_FOUND
+    await sandbox.destroy()
+
+
+async def test_a_buffered_pipe_as_input_may_outlast_the_command(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("piped", url=server.unix_url)
+    reading, writing = os.pipe()
+    with open(reading, "rb") as pipe, open(writing, "wb", buffering=0) as writer:
+        writer.write(b"first\nsecond\n")
+        assert pipe.readline() == b"first\n"  # so the rest is in the buffer
+        result = await half.run(sandbox.exec, "head -n 1", stdin=pipe)
+        assert (result.stdout, result.exit_code) == ("second\n", 0)
+        result = await half.run(sandbox.exec, "cat", stdin=pipe, timeout=0.2)
+        assert result.timed_out
+    await half.run(sandbox.destroy)
+
+
+async def test_a_temporary_sandbox_does_not_come_back_after_its_block(server: RunningServer) -> None:
+    with temporary_sandbox(url=server.unix_url) as sandbox:
+        assert sandbox.exec("true").success
+    with pytest.raises(LookupError) as caught:
+        sandbox.exec("true")
+    assert isinstance(caught.value, AtollError)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda url: get_sandbox("x", labels=["x"], url=url),  # type: ignore[arg-type]
+        lambda url: get_sandbox("x", env=["a"], url=url),  # type: ignore[arg-type]
+        lambda url: get_sandbox("x", url=url).exec("true", env="A=1"),  # type: ignore[arg-type]
+        lambda url: get_sandbox("x", url=url).set_env_vars(None),  # type: ignore[arg-type]
+        lambda url: get_sandbox("x", url=url).set_labels("abc"),  # type: ignore[arg-type]
+        lambda url: list_sandboxes(labels="x", url=url),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_dictionary_is_a_typed_error(server: RunningServer, wrong: Callable[[str], object]) -> None:
+    with pytest.raises(AtollError, match="dictionary"):
+        wrong(server.unix_url)

@@ -258,6 +258,9 @@ def delete_file(call: DeleteFile, path: bytes, port: HostPort) -> FileDone:
 
 
 def delete_directory(call: DeleteDirectory, path: bytes, port: HostPort) -> FileDone:
+    if call.path.rstrip(b"/").rpartition(b"/")[2] in (b".", b".."):
+        message = f"{os.fsdecode(call.path)!r} would delete the directory it counts from"
+        raise error(ErrorCode.INVALID_PATH, message, remedy="Name the directory.", path=shown(path))
     status = os.lstat(path.rstrip(b"/") or b"/")
     if not stat.S_ISDIR(status.st_mode):
         raise is_not_a_directory(path, "Delete it as a file.")
@@ -296,7 +299,7 @@ def _move_by_copy(source: bytes, target: bytes) -> None:
             with suppress(OSError, AtollError):
                 delete_anything(new.directory, name, target)
             if isinstance(cause, OSError):
-                raise file_error(cause, target) from cause
+                raise _pair_error(cause, source, target) from cause
             raise
         delete_anything(old.directory, old.name, source)
 

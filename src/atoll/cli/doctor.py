@@ -46,6 +46,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     "--state-dir",
     type=click.Path(path_type=Path, readable=False),  # whether it can be used is for the checks to say
     default=DEFAULT_STATE,
+    envvar="ATOLL_STATE_DIR",
     show_default=True,
     help="Where sandboxes are, or will be, kept.",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import select
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,10 +54,11 @@ class AsyncCommands:
 
         `command` is a string for the session's shell, which keeps its directory, variables and functions from one
         to the next, or a list of words that no shell touches. `cwd` and `env` hold for this command alone; None as a
-        value takes a variable away. `timeout` is in seconds or "30s", "5m", "1h"; what it ends has exit code 124.
-        `stdin` is text, bytes, or an iterable of either, such as a file; a pipe opened with `buffering=0` is passed on
-        as it comes, and may outlast the command. `on_output("stdout" or "stderr", text)` is called with output as it
-        comes. Each stream is kept up to `max_output` bytes, 64 MiB if not given.
+        value takes a variable away. `timeout` is in seconds or "30s", "5m", "1h", from the moment that the command's
+        turn in its session has come; what it ends has exit code 124. `stdin` is text, bytes, or an iterable of either,
+        such as a file; a pipe that was opened for bytes is passed on as it comes, and may outlast the command.
+        `on_output("stdout" or "stderr", text)` is called with output as it comes. Each stream is kept up to
+        `max_output` bytes, 64 MiB if not given.
         """
         allowed = MAX_OUTPUT if max_output is None else max_output
         call = make_call(self._session_id, command, cwd, env, timeout, stdin is not None, allowed)
@@ -242,6 +244,8 @@ def input_chunks(stdin: Stdin) -> Iterator[bytes | NotYet]:
         return _pieces([stdin])
     if isinstance(stdin, io.FileIO):
         return _as_it_comes(stdin)
+    if isinstance(stdin, io.BufferedReader) and isinstance(stdin.raw, io.FileIO) and not stdin.seekable():
+        return _as_it_comes(stdin.raw, _take_buffered(stdin))
     if isinstance(stdin, Iterable):
         return _pieces(stdin)
     raise _no_input(stdin)
@@ -259,8 +263,19 @@ def _pieces(stdin: Iterable[str | Bytes]) -> Iterator[bytes]:
             yield bytes(data[start : start + INPUT_CHUNK])
 
 
-def _as_it_comes(stdin: io.FileIO) -> Iterator[bytes | NotYet]:
+def _take_buffered(stdin: io.BufferedReader) -> bytes:
+    """What has been read ahead of whoever reads it, without waiting for more."""
+    blocks = os.get_blocking(stdin.fileno())
+    os.set_blocking(stdin.fileno(), False)
+    try:
+        return stdin.read1(len(stdin.peek()))
+    finally:
+        os.set_blocking(stdin.fileno(), blocks)
+
+
+def _as_it_comes(stdin: io.FileIO, first: bytes = b"") -> Iterator[bytes | NotYet]:
     """A pipe or a socket may be silent for long, and the command be done without it."""
+    yield from _pieces([first])
     poll = select.poll()
     poll.register(stdin, select.POLLIN)
     while True:

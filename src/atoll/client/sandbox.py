@@ -214,6 +214,7 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         try:
             if self.is_temporary:
                 await self.destroy()
+                self._link.end()
         finally:
             await self.aclose()
 

@@ -270,11 +270,13 @@ class Response:
             self._stream.close()
 
     def _release(self) -> None:
-        may_keep = self.may_keep_connection and self._answer.may_be_reused and not self._stream.has_unsent
-        if not self._is_released and may_keep:
+        if self._is_released:
+            return
+        if self.may_keep_connection and self._answer.may_be_reused and not self._stream.has_unsent:
             self._is_released = True
             self._answer.end()
             self._transport.take_back(self._stream)
+            del self._stream  # it is another's from now on, and closed when that one is dropped
         self.close()
 
     async def _receive(self, deadline: float = math.inf) -> None:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from atoll.client_sync.server import CallInput, Frames, Input, Server
 from atoll.client_sync.transport import Response
+from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.messages import Call
 from atoll.protocol.sandboxes import SandboxInfo, SandboxOptions
 
@@ -21,6 +22,7 @@ class SandboxLink:
         self.id = sandbox_id
         self._options = options
         self._has_sent_options = options is None
+        self._has_ended = False
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
     def call(self, call: Call, stdin: Input | None = None) -> Frames:
@@ -48,7 +50,17 @@ class SandboxLink:
         self.server.tell("DELETE", self._path)
         self._has_sent_options = self._options is None
 
+    def end(self) -> None:
+        """There is no next operation: one would make a sandbox that nobody destroys."""
+        self._has_ended = True
+
     def _send_options(self) -> None:
+        if self._has_ended:
+            raise error(
+                ErrorCode.SANDBOX_NOT_FOUND,
+                f"the temporary sandbox {self.id!r} was destroyed at the end of its block",
+                remedy="Use it inside the block, or take get_sandbox() for one that stays.",
+            )
         if not self._has_sent_options:
             self.server.ask("PUT", self._path, SandboxInfo, self._options)
             self._has_sent_options = True

@@ -215,6 +215,7 @@ class Sandbox(Commands, Files, Processes, Terminals):
         try:
             if self.is_temporary:
                 self.destroy()
+                self._link.end()
         finally:
             self.close()
 

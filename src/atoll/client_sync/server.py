@@ -117,7 +117,10 @@ class Server:
             problem = from_body(msgspec.json.decode(body, type=ErrorBody))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             problem = self._foreign_error(response.status, body)
-        raise problem
+        try:
+            raise problem
+        finally:
+            del problem  # or it, its traceback and this frame would keep each other alive
 
     def _foreign_error(self, status: int, body: bytes) -> AtollError:
         """For an error that was not worded by us: a proxy's, or another program's."""

@@ -11,6 +11,8 @@ MAX_ENVIRONMENT = 128 * 1024  # names and values together; what is larger belong
 
 def check_environment(env: Mapping[str, str | None]) -> None:
     """Raise INVALID_ENVIRONMENT for what no process could be given."""
+    if not isinstance(env, Mapping):
+        raise _invalid(f"{env!r:.100} is not an environment", "Give a dictionary of names and values.")
     size = 0
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:

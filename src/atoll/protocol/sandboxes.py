@@ -93,6 +93,9 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """The same, or an error that says what labels look like."""
+    if not isinstance(labels, Mapping):
+        remedy = "Give a dictionary of names and values."
+        raise error(ErrorCode.INVALID_REQUEST, f"{labels!r:.100} are not labels", remedy=remedy)
     for name, value in labels.items():
         if not _is_label_text(name) or not _is_label_text(value) or not name or "=" in name:
             raise error(

@@ -4,8 +4,9 @@ Rules:
 1. The agent is read only as fast as the client reads, and the client as fast as the command.
 2. A client that hangs up ends the operation: its connection to the agent is closed, which is how the agent learns.
 3. An error before the first frame is an HTTP error; after that it is the stream's last frame, or its early end.
-4. How long an agent may be silent, only the client knows. So the answer begins when the agent has the call and says
-   nothing at first: from then on it is the agent that the client waits for.
+4. How long an agent may be silent, only the client knows. So the answer begins when the agent has all of the request
+   and says nothing at first: from then on it is the agent that the client waits for. Not before: a client that still
+   sends takes an answer for a refusal.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ async def exchange(message: bytes, requests: Requests, answer: Answer, link: Age
         try:
             # What the client sends is not read while its standard input is backed up; its departure must be seen.
             with requests.departure.calls(agent.abort):
-                await answer.pass_on(agent)
+                await answer.pass_on(agent, requests)
         except AtollError:
             if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
                 raise cause from None
@@ -79,14 +80,14 @@ class Requests:
         self._receive = receive
         self._decoder = FrameDecoder()
         self._frames: list[Frame] = []
-        self._is_over = False
+        self.is_over = False  # whether all of the body has come
 
     async def next(self) -> Frame | None:
-        while not self._frames and not self._is_over:
+        while not self._frames and not self.is_over:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            self._is_over = not message.get("more_body", False)
+            self.is_over = not message.get("more_body", False)
             try:
                 self._frames += self._decoder.feed(message.get("body", b""))
             except FrameError as cause:
@@ -117,8 +118,8 @@ class Answer:
         self._send = send
         self._has_frames = False
 
-    async def pass_on(self, agent: AgentConnection) -> None:
-        await self._begin_unless_quick(agent)
+    async def pass_on(self, agent: AgentConnection, requests: Requests) -> None:
+        await self._begin_unless_quick(agent, requests)
         is_last = False
         while not is_last:
             body, is_last = await self._next_batch(agent)
@@ -132,12 +133,15 @@ class Answer:
         body = encode_frame(FrameKind.FAILED, encode_message(problem.to_body()))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _begin_unless_quick(self, agent: AgentConnection) -> None:
-        try:
-            async with asyncio.timeout(None if self.has_begun else BEGIN_SECONDS):
-                await agent.wait_for_frame()
-        except TimeoutError:
-            await self._begin(None)
+    async def _begin_unless_quick(self, agent: AgentConnection, requests: Requests) -> None:
+        while not self.has_begun:
+            try:
+                async with asyncio.timeout(BEGIN_SECONDS):
+                    await agent.wait_for_frame()
+                return
+            except TimeoutError:
+                if requests.is_over:
+                    await self._begin(None)
 
     async def _next_batch(self, agent: AgentConnection) -> tuple[bytes, bool]:
         """All frames that have come, and whether the last of the operation is among them."""
