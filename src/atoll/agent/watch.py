@@ -17,6 +17,7 @@ import os
 import re
 import select
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from atoll.agent.file_errors import is_not_a_directory
@@ -319,7 +320,7 @@ class DirectoryWatch:
         if not (self._is_recursive or tell):
             return []
         directories = []
-        with os.scandir(descent.fd) as entries:
+        with fresh(descent.fd) as directory, os.scandir(directory) as entries:
             for entry in entries:
                 name, is_directory = os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)
                 if is_directory and self._is_recursive:
@@ -343,6 +344,16 @@ class DirectoryWatch:
             self._changes.overflow()
             return False
         return True
+
+
+@contextmanager
+def fresh(directory: int) -> Iterator[int]:
+    """The same, opened anew: btrfs lists what was there at that moment, and what came before the watch must be seen."""
+    fd = os.open(b".", OPEN_DIRECTORY, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def watch_files(call: WatchFiles, path: bytes, port: HostPort) -> FileDone:

@@ -35,7 +35,7 @@ def raw_mode(descriptor: int) -> Iterator[None]:
     """Every key is a byte to read, Ctrl-C too, and nothing is echoed. However the block is left, it ends."""
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setraw(descriptor)
+        tty.setraw(descriptor, termios.TCSADRAIN)  # what was typed ahead is not lost
         yield
     finally:
         with suppress(termios.error):  # the terminal is gone
