@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -184,7 +185,7 @@ async def test_a_call_that_the_first_process_never_read_is_made_again_on_a_new_s
     await sandbox.exec("true")
     for number in range(5):
         agent = first_process(server, "killed-deaf")
-        os.kill(agent, signal.SIGSTOP)
+        await stand_still(agent)
         running = asyncio.create_task(sandbox.exec(f"echo {number} >> runs"))
         while not has_unread_call(agent):
             await asyncio.sleep(0.01)
@@ -197,7 +198,7 @@ async def test_a_call_that_the_first_process_never_read_is_made_again_on_a_new_s
 async def test_an_agent_that_stands_still_is_given_up(server: RunningServer) -> None:
     sandbox = server.sandbox("still")
     await sandbox.exec("true")
-    os.kill(first_process(server, "still"), signal.SIGSTOP)
+    await stand_still(first_process(server, "still"))
     hasty = Server(server.unix_url, None)
     hasty.answer_grace = 0.0
     with pytest.raises(TimeoutError, match="AGENT_TIMEOUT"):
@@ -210,7 +211,7 @@ async def test_a_call_that_was_never_read_is_made_again_although_its_answer_has_
     sandbox = server.sandbox("killed-later")
     await sandbox.exec("true")
     agent = first_process(server, "killed-later")
-    os.kill(agent, signal.SIGSTOP)
+    await stand_still(agent)
     call = encode_frame(FrameKind.CALL, encode_message(ExecShell(command="echo again")))
     reader, writer = await asyncio.open_unix_connection(str(server.socket))
     head = f"POST /v1/sandboxes/killed-later/call HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(call)}\r\n\r\n"
@@ -223,17 +224,37 @@ async def test_a_call_that_was_never_read_is_made_again_although_its_answer_has_
     await sandbox.aclose()
 
 
+async def stand_still(process: int) -> None:
+    """Stop it, and wait until each of its threads stands: until then it may still read what comes."""
+    os.kill(process, signal.SIGSTOP)
+    while any(thread_state(path) != "T" for path in Path(f"/proc/{process}/task").iterdir()):
+        await asyncio.sleep(0.001)
+
+
+def thread_state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 def has_unread_call(agent: int) -> bool:
-    """Whether a socket of this process, which must stand still, holds bytes that it has not read."""
+    """Whether something came to this process, which must stand still, over an open connection or a new one."""
     found = []
     process = os.pidfd_open(agent)
     for number in os.listdir(f"/proc/{agent}/fd"):
         if os.readlink(f"/proc/{agent}/fd/{number}").startswith("socket:"):
             own = LIBC.syscall(PIDFD_GETFD, process, int(number), 0)
-            with socket.socket(fileno=own) as peer, suppress(OSError):  # of one that listens it cannot be asked
-                found.append(fcntl.ioctl(peer, termios.FIONREAD, bytes(4)) != bytes(4))
+            with socket.socket(fileno=own) as peer:
+                listens = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                found.append(is_readable(peer) if listens else holds_bytes(peer))
     os.close(process)
     return any(found)
+
+
+def is_readable(peer: socket.socket) -> bool:
+    return bool(select.select([peer], [], [], 0)[0])
+
+
+def holds_bytes(peer: socket.socket) -> bool:
+    return fcntl.ioctl(peer, termios.FIONREAD, bytes(4)) != bytes(4)
 
 
 async def test_a_command_that_was_taken_when_the_first_process_was_killed_is_lost(server: RunningServer) -> None:
