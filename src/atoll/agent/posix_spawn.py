@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -66,11 +65,10 @@ def _make_attributes() -> ctypes.Array[ctypes.c_char]:
     attributes = ctypes.create_string_buffer(_ROOM_FOR_ATTRIBUTES)
     _libc.posix_spawnattr_init(attributes)
     _libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSID | _SETSIGDEF | _SETSIGMASK))
-    signals = ctypes.create_string_buffer(_ROOM_FOR_SIGNALS)
-    _libc.posix_spawnattr_setsigmask(attributes, signals)  # empty: nothing is blocked
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
-        _libc.sigaddset(signals, number)
-    _libc.posix_spawnattr_setsigdefault(attributes, signals)
+    _libc.posix_spawnattr_setsigmask(attributes, bytes(_ROOM_FOR_SIGNALS))  # nothing is blocked
+    # All of them: those that Python ignores, those that the C library keeps for itself and would leave ignored, and the
+    # rest because it would ask for the state of each before it sets it.
+    _libc.posix_spawnattr_setsigdefault(attributes, b"\xff" * _ROOM_FOR_SIGNALS)
     return attributes
 
 
