@@ -641,6 +641,31 @@ async def test_a_worker_killed_while_idle_is_not_missed(calls: FileCalls, box: B
         await box.text(f"kill -9 $({WORKERS})")
 
 
+KILL_WORKERS = """
+echo ready
+while :; do
+    for process in /proc/[0-9]*; do
+        read -r name 2>/dev/null <$process/comm && [ "$name" = atoll-files ] && kill -9 ${process#/proc/}
+    done
+    sleep 0.002
+done
+"""
+
+
+async def test_a_worker_killed_at_its_answer_spoils_no_other_call(calls: FileCalls, box: Box) -> None:
+    killed = 0
+    async with box.link.operation(Exec(argv=["sh", "-c", KILL_WORKERS])) as killer:
+        await killer.next_frame()
+        for _ in range(400):
+            try:
+                await calls.stat(b"/tmp")
+            except AtollError as problem:
+                assert problem.code is ErrorCode.AGENT_LOST
+                killed += 1
+            assert (await box.link.ping()).protocol_version
+    assert killed
+
+
 async def test_a_stopped_worker_ends_with_its_operation(calls: FileCalls, box: Box) -> None:
     async with box.link.operation(files.WriteFile(path=b"/tmp/file")) as connection:
         await connection.send_frame(Frame(FrameKind.INPUT, b"x" * 1000))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AtollError, ErrorCode
-from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame
+from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AtollError, ErrorCode, error
+from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame, encode_lost
 from atoll.protocol.messages import Exec, ExecDone, ExecShell, Ping, encode_message
 from atoll.supervisor import agent_link
 from atoll.supervisor.agent_link import AgentLink
@@ -160,6 +160,9 @@ DONE = encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=0, duratio
         encode_frame(FrameKind.WAITING),
         encode_frame(FrameKind.STARTED) + DONE,
         encode_frame(FrameKind.STDOUT) + DONE,
+        encode_frame(FrameKind.LOST, b"1") + DONE,
+        encode_frame(FrameKind.LOST, encode_lost(2, b"")) + DONE,
+        encode_frame(FrameKind.LOST, encode_lost(1, b"\xc1")),
     ],
 )
 async def test_a_lying_agent_is_found_out(tmp_path: Path, answer: bytes) -> None:
@@ -266,6 +269,28 @@ async def test_a_lie_about_sessions_is_found_out(tmp_path: Path, answer: bytes) 
     async with false_agent(tmp_path, lie) as link:
         with pytest.raises(AgentMisbehavedError):
             await link.list_sessions()
+
+
+LOST = encode_message(error(ErrorCode.AGENT_LOST, "killed", remedy="Try again.").to_body())
+
+
+def lost(number: int) -> bytes:
+    return encode_frame(FrameKind.LOST, encode_lost(number, LOST))
+
+
+async def test_a_lost_answer_is_the_failure_of_its_own_call_and_of_no_other(tmp_path: Path) -> None:
+    answers = iter([DONE, lost(1) + DONE + lost(2), DONE, lost(3) + lost(4)])
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for said in answers:
+            await reader.read(2**16)
+            writer.write(said)
+
+    async with false_agent(tmp_path, answer) as link:
+        for _ in range(3):
+            await link.run(Exec(argv=["true"]))
+        with pytest.raises(AgentLostError, match="killed"):
+            await link.run(Exec(argv=["true"]))
 
 
 async def test_what_an_agent_says_unasked_is_not_taken_for_the_next_answer(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ class Owner(Protocol):
     def take_back(self, unread: bytes, cause: AtollError | None = None) -> None:
         """The operation is over. `unread` was read and is not part of it; `cause` is what the host is yet to hear."""
 
+    def take_back_in_doubt(self, cause: AtollError) -> None:
+        """Instead of `take_back`, when the operation may have been answered: `cause` is for the host to hear if not."""
+
     def give_up(self, cause: AtollError) -> None:
         """Instead of `take_back`, when nobody knows what was read: say why, and nothing more on this connection."""
 

@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.agent.operations import Loan
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.frames import FrameDecoder, FrameError, FrameKind, encode_frame
+from atoll.protocol.frames import FrameDecoder, FrameError, FrameKind, encode_frame, encode_lost
 from atoll.protocol.messages import decode_call, encode_message
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class HostConnection(asyncio.Protocol):
         self._server = server
         self._is_full = self._is_dismissed = self._is_lent = False
         self._decoder = FrameDecoder()
+        self._calls = 0  # that came, with the one under way
         self._operation: Operation | None = None
         self._hang_up: HangUpWatch | None = None
         self._transport: asyncio.Transport | None = None
@@ -162,6 +163,10 @@ class HostConnection(asyncio.Protocol):
             self._decoder.push(unread)
             self._server.loop.call_soon(self._decode)  # not now: many calls that fail at once would nest
 
+    def take_back_in_doubt(self, cause: AtollError) -> None:
+        self.take_back(b"")
+        self.send(FrameKind.LOST, encode_lost(self._calls, encode_message(cause.to_body())))
+
     def give_up(self, cause: AtollError) -> None:
         self.take_back(b"")
         self._dismiss(cause)
@@ -184,6 +189,7 @@ class HostConnection(asyncio.Protocol):
                 raise FrameError(f"a {kind.name} frame has no place here")
 
     def _on_call(self, payload: bytes) -> None:
+        self._calls += 1
         try:
             call = decode_call(payload)
             if begin := self._server.calls.operations.get(type(call)):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 RECEIVED_AT_ONCE = 128 * 1024
 UNSENT_BYTES = 64 * 1024
+SENT_AS_ONE = 16 * 1024  # bytes that a Unix socket takes all or not at all, as one buffer of the kernel's
 MAX_INLINE = 64 * 1024  # of a packet; what is longer travels in a file without a name
 MAX_DESCRIPTORS = 2
 
@@ -44,6 +45,7 @@ class Progress(IntEnum):
     NOT_BEGUN = 0
     BETWEEN_FRAMES = 1
     MID_FRAME = 2
+    ANSWERING = 3  # the last frame has been sent, or has not: nobody can say. Nothing was read beyond the operation.
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
@@ -98,18 +100,16 @@ class WorkerProcess:
     def _answer(self, order: Order, port: HostPort) -> None:
         try:
             result = self._perform(decode_file_call(order.call), order.directory, port)
-            port.send(FrameKind.DONE, encode_message(result))
+            port.send_last(FrameKind.DONE, encode_message(result))
         except AtollError as cause:
-            port.send(FrameKind.FAILED, encode_message(cause.to_body()))
+            port.send_last(FrameKind.FAILED, encode_message(cause.to_body()))
         except FrameError as cause:
             broken = error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Open a new connection.")
-            port.send(FrameKind.FAILED, encode_message(broken.to_body()))
-            port.flush()
+            port.send_last(FrameKind.FAILED, encode_message(broken.to_body()))
             port.hang_up()
         except Exception as cause:  # ours, or memory ran out: the one who asked shall hear of it
             wrong = error(ErrorCode.INTERNAL_ERROR, f"{type(cause).__name__}: {cause!s:.200}", remedy="Report this.")
-            port.send(FrameKind.FAILED, encode_message(wrong.to_body()))
-        port.flush()
+            port.send_last(FrameKind.FAILED, encode_message(wrong.to_body()))
 
 
 class HostPort:
@@ -131,6 +131,18 @@ class HostPort:
         self._unsent += encode_frame(kind, payload)
         if len(self._unsent) >= UNSENT_BYTES:
             self.flush()
+
+    def send_last(self, kind: FrameKind, payload: bytes) -> None:
+        """The frame that ends the operation. What follows on the connection is none of ours."""
+        frame = encode_frame(kind, payload)
+        if len(self._unsent) + len(frame) > SENT_AS_ONE:
+            self.flush()
+        self._unsent += frame
+        if len(self._unsent) > SENT_AS_ONE or self._left or self._received:
+            self.flush()
+        else:
+            self._progress[0] = Progress.ANSWERING
+            self._send_all(self._unsent)
 
     def send_data(self, data: bytes | memoryview) -> None:
         """A DATA frame, which is not copied if it is large."""
@@ -205,17 +217,20 @@ class HostPort:
     def _write(self, data: bytes | bytearray | memoryview, *, more: bool = False) -> None:
         """All of it. Between two calls with `more` a frame is unfinished."""
         self._progress[0] = Progress.MID_FRAME
+        self._send_all(data, socket.MSG_MORE if more else 0)
+        if not more:
+            self._progress[0] = Progress.BETWEEN_FRAMES
+
+    def _send_all(self, data: bytes | bytearray | memoryview, flags: int = 0) -> None:
         with memoryview(data) as view:
             sent = 0
             while sent < len(view):
                 try:
-                    sent += self._socket.send(view[sent:], socket.MSG_MORE if more else 0)
+                    sent += self._socket.send(view[sent:], flags)
                 except BlockingIOError:
                     self._wait(select.POLLOUT)
                 except OSError:
                     raise Cancelled from None
-        if not more:
-            self._progress[0] = Progress.BETWEEN_FRAMES
 
     def _wait(self, what: int) -> None:
         poll = select.poll()

@@ -6,7 +6,9 @@ Rules:
 2. It does one operation at a time, and has the host's connection for as long as that takes. PID 1 neither reads nor
    writes there meanwhile; it only sees the host leave.
 3. Whatever becomes of a worker, the operation has an end. One that was killed says, in memory that both share,
-   whether it was in the middle of a frame: if not, the host is told, and otherwise the connection is closed.
+   whether it was in the middle of a frame: if not, the host is told, and otherwise the connection is closed. Of one
+   that was killed at its last frame nobody knows whether that was sent, but the host: it is told which call that was.
+   What has been answered stays so, and no later call is concerned.
 4. An operation whose host has left is ended: SIGTERM, to tidy up, and SIGKILL after a grace period.
 5. What nobody uses goes: an idle worker ends after some seconds.
 """
@@ -267,6 +269,8 @@ class WorkerOperation:
         elif progress == Progress.NOT_BEGUN and not self._had_bad_luck:
             self._had_bad_luck = True  # it got a worker that was killed while it was idle
             self._submit()
+        elif progress == Progress.ANSWERING:
+            self.owner.take_back_in_doubt(_killed())
         else:
             self.owner.give_up(_killed())
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 MAX_PAYLOAD = 2**20
 FRAMES = "application/vnd.atoll.frames"  # what HTTP calls a body made of frames
 _HEADER = struct.Struct(">IB")
+_CALL_NUMBER = struct.Struct(">Q")
 HEADER_SIZE = _HEADER.size
 
 
@@ -30,6 +31,7 @@ class FrameKind(IntEnum):
     STARTED = 21  # agent → host: its turn has come; only after WAITING
     DONE = 30  # agent → host: the operation's result, a message; the connection is free for the next call
     FAILED = 31  # agent → host: the operation's error, a message; likewise
+    LOST = 32  # agent → host: a call by its number, and the error of its operation if it has had no DONE and no FAILED
 
 
 class Frame(NamedTuple):
@@ -63,6 +65,18 @@ def encode_frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     if len(payload) > MAX_PAYLOAD:
         raise FrameError(f"a frame holds at most {MAX_PAYLOAD} bytes, not {len(payload)}")
     return _HEADER.pack(len(payload), kind) + payload
+
+
+def encode_lost(number: int, problem: bytes) -> bytes:
+    """The payload of LOST. A connection's calls are counted from 1."""
+    return _CALL_NUMBER.pack(number) + problem
+
+
+def decode_lost(payload: bytes) -> tuple[int, bytes]:
+    if len(payload) < _CALL_NUMBER.size:
+        raise FrameError(f"a LOST frame of {len(payload)} bytes names no call")
+    (number,) = _CALL_NUMBER.unpack_from(payload)
+    return number, payload[_CALL_NUMBER.size :]
 
 
 class FrameDecoder:

@@ -6,7 +6,8 @@ Rules:
 3. Nothing the agent sends is kept beyond what the caller allowed, and nothing is awaited for ever: an agent has the
    command's own timeout and a grace period to answer, or, where output is passed on, for each silence. Its time does
    not run while others of its session come first.
-4. SANDBOX_NOT_RUNNING means that the call was not taken, so it can be made again; AGENT_LOST, that nobody knows.
+4. An agent that cannot tell whether it answered a call says LOST, with the call's number: that concerns no later one.
+5. SANDBOX_NOT_RUNNING means that the call was not taken, so it can be made again; AGENT_LOST, that nobody knows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from atoll.protocol.errors import (
     ErrorCode,
     from_body,
 )
-from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
+from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, decode_lost, encode_frame, encode_header
 from atoll.protocol.messages import (
     Call,
     CreateSession,
@@ -206,7 +207,9 @@ class AgentConnection(asyncio.Protocol):
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._transport: asyncio.Transport | None = None
+        self._calls = 0  # that were made on it
         self._is_busy = False
+        self._is_answered = False
         self._is_paused = False
         self._has_input = False
         self._has_answer = False
@@ -223,8 +226,9 @@ class AgentConnection(asyncio.Protocol):
         )
 
     def begin(self, message: bytes) -> None:
+        self._calls += 1
         self._is_busy = True
-        self._has_input = self._has_answer = False
+        self._is_answered = self._has_input = self._has_answer = False
         self._write(encode_frame(FrameKind.CALL, message))
 
     async def send_input(self, data: bytes) -> None:
@@ -330,15 +334,26 @@ class AgentConnection(asyncio.Protocol):
     def _take(self, frame: Frame) -> None:
         if frame.kind in (FrameKind.CALL, FrameKind.INPUT):
             raise FrameError(f"an agent does not send {frame.kind.name}")
+        if frame.kind is FrameKind.LOST:
+            self._take_lost(frame.payload)
+            return
         if not self._is_busy and frame.kind is FrameKind.FAILED:
             self._fail(from_body(decode(decode_error, frame)))  # turned away before we could ask
             return
         if not self._is_busy:
             raise FrameError(f"a {frame.kind.name} frame came unasked")
+        self._is_answered = frame.kind in (FrameKind.DONE, FrameKind.FAILED)
         self._frames.append(frame)
         if len(self._frames) >= UNREAD_FRAMES and not self._is_paused and self._transport:
             self._is_paused = True
             self._transport.pause_reading()
+
+    def _take_lost(self, payload: bytes) -> None:
+        number, problem = decode_lost(payload)
+        if number > self._calls:
+            raise FrameError(f"call {number} of {self._calls} cannot be lost")
+        if number == self._calls and self._is_busy and not self._is_answered:
+            self._take(Frame(FrameKind.FAILED, problem))
 
     def _write(self, data: bytes) -> None:
         if self._transport and not self._transport.is_closing():
