@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import resource
 
 import msgspec
 import pytest
@@ -12,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.agent.processes import (
-    DESCRIPTORS_LEFT,
     LONGEST_PAUSE_SECONDS,
     MAX_OVER,
     MAX_RUNNING,
-    check_descriptors_left,
     final_status,
     next_pause,
 )
@@ -87,20 +83,6 @@ def test_what_is_no_signal_is_refused(given: object) -> None:
     with pytest.raises(ValueError) as caught:
         parse_signal(given)
     assert isinstance(caught.value, AtollError) and caught.value.code is ErrorCode.INVALID_SIGNAL
-
-
-def test_an_agent_that_is_short_of_descriptors_takes_no_more_processes() -> None:
-    check_descriptors_left()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = os.dup(0)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + DESCRIPTORS_LEFT - 1, limits[1]))
-        with pytest.raises(AtollError) as caught:
-            check_descriptors_left()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        os.close(taken)
-    assert caught.value.code is ErrorCode.PROCESS_LIMIT_REACHED
 
 
 def test_how_it_ended_decides_the_status() -> None:

@@ -16,6 +16,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from atoll.agent.descriptors import limit, reserve
 from atoll.agent.guard import SpawnGuard
 from atoll.agent.process_tree import BirthClock, CommandTree
 from atoll.agent.spawn import Environment, Pipes, check_words, spawn
@@ -49,10 +50,14 @@ class CommandRunner:
         """What needs a descriptor. /proc/self must be ours at this moment."""
         self._oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         self.births.open()
+        limit.open()
+        reserve.open()
 
     def close(self) -> None:
         os.close(self._oom_score)
         self.births.close()
+        limit.close()
+        reserve.close()
 
     def operation(self, call: Exec, owner: Owner) -> PlainOperation:
         check_words(call)

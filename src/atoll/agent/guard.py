@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 
-from atoll.agent.process_tree import ProcessStat, parse_stat, read_process_table
+from atoll.agent.descriptors import Reserve, limit
+from atoll.agent.process_tree import ProcessStat, read_process_table, read_stat
 from atoll.agent.spawn import no_room
 
 PATIENCE_SECONDS = 0.1  # a spawn takes one; a busy machine is no reason to kill it, only being stopped is
@@ -22,6 +24,7 @@ class SpawnGuard:
 
     def __init__(self) -> None:
         self._is_armed = self._is_on_duty = self._has_company = False
+        self._reserve = Reserve()
 
     def arm(self) -> None:
         self._is_armed = True
@@ -38,24 +41,35 @@ class SpawnGuard:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _go_on_duty(self) -> bool:
+        try:
+            us = read_stat("self")
+            self._reserve.open()
+        except OSError as cause:
+            raise no_room("a command", cause.strerror) from cause
         # A thread starts with its maker's mask: the guard shall be woken by its own signal and no other.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            threading.Thread(target=self._watch, name="spawn guard", daemon=True).start()
+            threading.Thread(target=self._watch, args=(us,), name="spawn guard", daemon=True).start()
         except RuntimeError as cause:
+            self._reserve.close()
             raise no_room("a command", "no thread can be started") from cause
         finally:
             # And the loop by any but that one, which then goes to whoever waits for it.
             signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGALRM])
         return True
 
-    def _watch(self) -> None:
-        with open("/proc/self/stat", "rb") as file:
-            us = parse_stat(file.read())
+    def _watch(self, us: ProcessStat) -> None:
         while True:
             signal.sigwait([signal.SIGALRM])
-            for process in read_process_table():
-                if is_stopped_before_exec(process, us):
+            # Nothing may end this thread; what goes wrong now is tried again when the timer fires next.
+            with suppress(OSError):
+                limit.restore()
+                self._kill_stopped(us)
+
+    def _kill_stopped(self, us: ProcessStat) -> None:
+        for process in read_process_table(self._reserve):
+            if is_stopped_before_exec(process, us):
+                with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
 
 

@@ -11,6 +11,8 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 
+from atoll.agent.descriptors import limit
+
 _libc = ctypes.CDLL(None)
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
@@ -20,10 +22,11 @@ _ROOM_FOR_ACTIONS, _ROOM_FOR_ATTRIBUTES, _ROOM_FOR_SIGNALS = 256, 1024, 128  # m
 def posix_spawn(path: str, argv: Sequence[str], env: Vector, stdin: int | None, stdout: int, stderr: int) -> int:
     """The pid of a new process in its own session, its signals at their defaults. Without `stdin` it reads nothing."""
     pid = ctypes.c_int()
+    # Before the limit is lowered: the C library refuses a number above it.
     actions = descriptor_actions(stdin, stdout, stderr)
-    number = _libc.posix_spawn(
-        ctypes.byref(pid), os.fsencode(path), actions.structure, _attributes, make_vector(argv), env
-    )
+    program, words = os.fsencode(path), make_vector(argv)
+    with limit:
+        number = _libc.posix_spawn(ctypes.byref(pid), program, actions.structure, _attributes, words, env)
     if number:
         raise OSError(number, os.strerror(number))
     return pid.value

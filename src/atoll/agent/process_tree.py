@@ -17,6 +17,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from atoll.agent.descriptors import Reserve, reserve
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -96,7 +98,8 @@ class ProcessTree:
 
     def add(self, pid: int) -> None:
         """A process that belongs to it in any case, and has not been reaped."""
-        self._known.add(read_stat(pid).identity)
+        with reserve.given_up():
+            self._known.add(read_stat(pid).identity)
 
     def hang_up(self) -> None:
         """As a terminal that is gone does. Who is stopped hears SIGHUP only when it goes on."""
@@ -215,12 +218,13 @@ class BirthClock:
         return int(os.pread(self._load, 256, 0).split()[-1])
 
 
-def read_process_table() -> list[ProcessStat]:
+def read_process_table(reserve: Reserve = reserve) -> list[ProcessStat]:
     table = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError):  # it may end any moment
-                table.append(read_stat(name))
+    with reserve.given_up():
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with suppress(OSError):  # it may end any moment
+                    table.append(read_stat(name))
     return table
 
 

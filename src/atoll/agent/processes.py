@@ -14,7 +14,6 @@ Rules:
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import time
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from atoll.agent.process_log import LogStore
 from atoll.agent.process_operations import KillOperation, LogOperation, WaitForExitOperation, WaitForPortOperation
 from atoll.agent.process_tree import BackgroundTree, read_process_table
 from atoll.agent.shell import find_shell
-from atoll.agent.spawn import check_words, invalid_command, no_room
+from atoll.agent.spawn import check_words, invalid_command
 from atoll.agent.streams import MAX_LEFT_IN_PIPE, read_now
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.messages import DEFAULT_SESSION, TIMED_OUT_EXIT_CODE, Exec, encode_message
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
 
 MAX_RUNNING = 512
 MAX_OVER = 100
-DESCRIPTORS_LEFT = 128
 GRACE_SECONDS = 5.0  # a server may have requests to finish
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 30.0
 LONG_RUN_SECONDS = 10.0
@@ -107,7 +105,6 @@ class ProcessRegistry:
         if sum(not process.is_over for process in self._processes.values()) >= MAX_RUNNING:
             message = f"the sandbox already has {MAX_RUNNING} background processes"
             raise error(ErrorCode.TOO_MANY_PROCESSES, message, remedy="Kill those that are not needed any more.")
-        check_descriptors_left()
         process = BackgroundProcess(self, process_id, call, self._sessions.place(call.session_id))
         process.start()
         if former:
@@ -385,18 +382,6 @@ class LogPipes:
             if not self._outputs:
                 self._on_closed()
         return len(data or b"")
-
-
-def check_descriptors_left() -> None:
-    """Each process takes two for as long as it lives. Some must be left for whoever wants to look at it, or end it."""
-    try:
-        lowest = os.open("/", os.O_PATH | os.O_CLOEXEC)
-    except OSError as cause:
-        raise no_room("a process", cause.strerror) from cause
-    os.close(lowest)
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and lowest > limit - DESCRIPTORS_LEFT:
-        raise no_room("a process", "its agent is about to run out of file descriptors")
 
 
 def to_exec(call: StartProcess, place: Place, runner: CommandRunner) -> Exec:

@@ -18,6 +18,7 @@ import struct
 import termios
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from atoll.agent.descriptors import limit
 from atoll.agent.shell import NOT_STARTED
 from atoll.agent.spawn import no_room
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -94,6 +95,7 @@ class PtyProgram:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            limit.lower()
             os.execve(self._program, self._argv, self._env)
         except OSError as cause:
             os.write(report, struct.pack("i", cause.errno))

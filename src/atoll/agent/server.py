@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from atoll.agent.descriptors import FEW_LEFT, limit
 from atoll.agent.operations import Loan
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameDecoder, FrameError, FrameKind, encode_frame, encode_lost
@@ -58,6 +59,7 @@ class AgentServer:
                 self.loop.remove_reader(self._listener)
                 self.loop.call_later(ACCEPT_PAUSE_SECONDS, self.listen, self._listener)
                 return
+            limit.note(peer.fileno())  # now: before they are greeted, more of them may have come than there is room for
             greeting = self.loop.create_task(self._greet(peer))
             self._greetings.add(greeting)
             greeting.add_done_callback(self._greetings.discard)
@@ -85,8 +87,11 @@ class HostConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._server.connections += 1
         self._transport = transport
-        if not self._server.admits(transport.get_extra_info("socket")):
+        peer = transport.get_extra_info("socket")
+        if not self._server.admits(peer):
             transport.abort()
+        elif not limit.has_room_after(peer.fileno()):
+            self._dismiss(_no_descriptors(FEW_LEFT))
         elif self._server.connections > MAX_CONNECTIONS:
             busy = f"the sandbox already has {MAX_CONNECTIONS} operations under way"
             self._dismiss(error(ErrorCode.AGENT_BUSY, busy, remedy="Wait for some to end."))
@@ -105,6 +110,8 @@ class HostConnection(asyncio.Protocol):
                 self._on_frame(frame.kind, frame.payload)
         except FrameError as cause:
             self._dismiss(error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Open a new connection."))
+        except AtollError as cause:
+            self._dismiss(cause)
 
     @property
     def _is_listening(self) -> bool:
@@ -149,8 +156,8 @@ class HostConnection(asyncio.Protocol):
         if self._transport.get_write_buffer_size():
             remedy = "Read the answer before the next call."
             raise error(ErrorCode.AGENT_BUSY, "the answers before this call have not been read", remedy=remedy)
-        self._is_lent = True
         self._stop_reading()
+        self._is_lent = True
         return Loan(self._transport.get_extra_info("socket").fileno(), self._decoder.take_rest())
 
     def take_back(self, unread: bytes, cause: AtollError | None = None) -> None:
@@ -227,9 +234,12 @@ class HostConnection(asyncio.Protocol):
     def _stop_reading(self) -> None:
         """The operation reads slowly; the host shall wait. Only its departure must still be noticed."""
         if self._transport and not self._hang_up:
-            self._transport.pause_reading()
             peer = self._transport.get_extra_info("socket").fileno()
-            self._hang_up = HangUpWatch(self._server.loop, peer, self._transport)
+            try:
+                self._hang_up = HangUpWatch(self._server.loop, peer, self._transport)
+            except OSError as cause:
+                raise _no_descriptors(cause.strerror) from cause
+            self._transport.pause_reading()
 
     def _stop_watching(self) -> None:
         if self._hang_up:
@@ -251,6 +261,11 @@ class HangUpWatch:
         self.loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         os.close(self._fd)
+
+
+def _no_descriptors(why: str | None) -> AtollError:
+    message = f"the sandbox can take no further operation: {why}"
+    return error(ErrorCode.AGENT_BUSY, message, remedy="Wait for some to end, or raise the limit with `ulimit -n`.")
 
 
 def comes_from_outside(peer: socket.socket) -> bool:

@@ -20,6 +20,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
+from atoll.agent.descriptors import limit
 from atoll.agent.shell_script import BASH, DROPPED, GO, READY, SH, Dialect
 from atoll.agent.spawn import find_program, no_room
 from atoll.protocol.errors import AtollError
@@ -196,6 +197,7 @@ class ShellStart:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            limit.lower()
             os.execve(self._argv[0], self._argv, self._env)
         finally:
             os._exit(NOT_STARTED)

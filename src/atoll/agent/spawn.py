@@ -6,6 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from atoll.agent.descriptors import FEW_LEFT, limit
 from atoll.agent.posix_spawn import Vector, make_vector, posix_spawn
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -97,6 +98,8 @@ class Pipes:
         try:
             for _ in range(3 if with_stdin else 2):
                 pairs.append(os.pipe())
+            if not limit.has_room_after(pairs[-1][1]):
+                raise OSError(errno.EMFILE, FEW_LEFT)
         except OSError as cause:
             for fd in (fd for pair in pairs for fd in pair):
                 os.close(fd)
