@@ -294,9 +294,37 @@ def test_bits_that_make_a_program_somebody_else_stay_outside_the_host(target: Pa
     made = archive(file("program", mode=0o6755), special("d", tarfile.DIRTYPE, mode=0o7777))
     unpack(made, target, ON_HOST)
     assert stat.S_IMODE((target / "program").stat().st_mode) == 0o755
-    assert stat.S_IMODE((target / "d").stat().st_mode) == 0o777
+    assert stat.S_IMODE((target / "d").stat().st_mode) == 0o755
     unpack(made, target, IN_SANDBOX)
     assert stat.S_IMODE((target / "program").stat().st_mode) == 0o6755
+    assert stat.S_IMODE((target / "d").stat().st_mode) == 0o7777
+
+
+@pytest.fixture
+def private_umask() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("private_umask")
+def test_on_the_host_an_archive_gives_nobody_more_rights_than_the_user_does(target: Path) -> None:
+    (target / "keys").mkdir(mode=0o750)
+    (target / "keys").chmod(0o750)
+    (target / "old").write_text("old")
+    made = archive(
+        special("keys", tarfile.DIRTYPE, mode=0o777),
+        file("keys/new", b"content", mode=0o666),
+        file("old", mode=0o444),
+        file("program", mode=0o755),
+        special("made", tarfile.DIRTYPE, mode=0o777),
+    )
+    unpack(made, target, ON_HOST)
+    names = ("keys", "keys/new", "old", "program", "made")
+    assert [stat.S_IMODE((target / name).stat().st_mode) for name in names] == [0o750, 0o600, 0o400, 0o700, 0o700]
+    assert (target / "keys/new").read_bytes() == b"content"
+    unpack(made, target, IN_SANDBOX)
+    assert [stat.S_IMODE((target / name).stat().st_mode) for name in names] == [0o777, 0o666, 0o444, 0o755, 0o777]
 
 
 def test_a_directory_in_the_way_of_a_file_stays(target: Path) -> None:

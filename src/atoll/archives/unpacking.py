@@ -8,6 +8,8 @@ Rules:
    has another name elsewhere. A directory that is in the way stays, and is an error.
 3. Where the archive comes from a stranger, a link may point only to what is below the directory. Its target may go up
    first and then down, not up again: a step down can be another link, and ".." after that leads nobody knows where.
+4. There, what is made has no more rights than the umask leaves, and a directory that was there keeps those it has. The
+   umask is the kernel's to apply: it belongs to all threads, and cannot be read without being changed.
 """
 
 from __future__ import annotations
@@ -34,10 +36,13 @@ _NEW_DIRECTORY_MODE = 0o755
 class Policy(NamedTuple):
     keeps_any_link: bool
     modes: int  # what of a mode is kept
+    obeys_umask: bool
 
 
-IN_SANDBOX = Policy(keeps_any_link=True, modes=0o7777)  # where a link leads, only the sandbox goes
-ON_HOST = Policy(keeps_any_link=False, modes=0o777)  # a program that becomes another user is for nobody to bring
+# Where a link leads, only the sandbox goes.
+IN_SANDBOX = Policy(keeps_any_link=True, modes=0o7777, obeys_umask=False)
+# A program that becomes another user is for nobody to bring.
+ON_HOST = Policy(keeps_any_link=False, modes=0o777, obeys_umask=True)
 
 
 class Unpacker:
@@ -91,7 +96,8 @@ class Unpacker:
             case EntryType.SYMLINK:
                 self._make_link(parent, steps, entry)
             case EntryType.FILE:
-                self._file = _make(lambda: os.open(steps[-1], _NEW, 0o600, dir_fd=parent), parent, steps[-1])
+                mode = self._mode_of(entry) if self._policy.obeys_umask else 0o600
+                self._file = _make(lambda: os.open(steps[-1], _NEW, mode, dir_fd=parent), parent, steps[-1])
                 self._entry, self._left = entry, entry.size
                 if not entry.size:
                     self._finish_file()
@@ -105,18 +111,24 @@ class Unpacker:
 
     def _finish_file(self) -> None:
         assert self._entry
-        os.fchmod(self._file, self._entry.mode & self._policy.modes)
+        if not self._policy.obeys_umask:
+            os.fchmod(self._file, self._mode_of(self._entry))  # now: the kernel takes some of it from what is written
         with suppress(OverflowError, OSError):  # a time that this file system cannot keep
             os.utime(self._file, (self._entry.modified_at, self._entry.modified_at))
         os.close(self._file)
         self._file = -1
 
     def _make_directory(self, parent: int, name: bytes, entry: Entry) -> None:
-        fd = self._open_directory(parent, name)
+        mode = self._mode_of(entry) | 0o700  # what it holds is yet to come
+        fd = self._open_directory(parent, name, mode)
         try:
-            os.fchmod(fd, entry.mode & self._policy.modes | 0o700)  # what it holds is yet to come
+            if not self._policy.obeys_umask:
+                os.fchmod(fd, mode)
         finally:
             os.close(fd)
+
+    def _mode_of(self, entry: Entry) -> int:
+        return entry.mode & self._policy.modes
 
     def _make_link(self, parent: int, steps: list[bytes], entry: Entry) -> None:
         if not entry.target:
@@ -144,9 +156,9 @@ class Unpacker:
             os.close(self._parent_fd)
         self._parent, self._parent_fd = b"", self._root
 
-    def _open_directory(self, parent: int, name: bytes) -> int:
+    def _open_directory(self, parent: int, name: bytes, mode: int = _NEW_DIRECTORY_MODE) -> int:
         with suppress(FileExistsError):
-            os.mkdir(name, _NEW_DIRECTORY_MODE, dir_fd=parent)
+            os.mkdir(name, mode, dir_fd=parent)
         try:
             return os.open(name, OPEN_DIRECTORY, dir_fd=parent)
         except OSError as cause:
