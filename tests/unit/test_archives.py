@@ -6,6 +6,7 @@ import io
 import os
 import stat
 import tarfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -411,6 +412,18 @@ def test_a_reader_holds_no_more_than_a_header_whatever_it_is_fed() -> None:
         for part in reader.feed(extended(b"%d comment=%b\n" % (60_000, b"x" * (60_000 - 15)))):
             assert isinstance(part, Entry)
     assert len(reader._held) + sum(map(len, reader._extended.values())) <= MAX_EXTENDED
+
+
+def test_a_reader_keeps_nothing_of_extended_headers_that_no_entry_follows() -> None:
+    reader = TarReader()
+    tracemalloc.start()
+    for number in range(200):
+        record = b" %06d=%b\n" % (number, b"x" * 50_000)
+        for _ in reader.feed(extended(b"%d%b" % (len(record) + 5, record))):
+            raise AssertionError("there is no entry")
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 2**20
 
 
 @given(st.binary(max_size=2000))

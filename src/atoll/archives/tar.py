@@ -28,6 +28,7 @@ _TYPE, _MAGIC, _PREFIX = 156, slice(257, 262), slice(345, 500)
 _LARGEST_OCTAL = 8**11 - 1
 _ZERO_BLOCK = b"\0" * BLOCK
 _BLANKS_BEFORE_SUM = b" " * 8
+_KEPT = {b"path", b"linkpath", b"size"}  # of an extended header
 _UNSUPPORTED = {
     b"1": "a hard link",
     b"3": "a device",
@@ -202,7 +203,8 @@ class TarReader:
             case b"K":
                 self._extended[b"linkpath"] = _text(content)
             case b"x":
-                self._extended.update(_records(content))
+                # Of the rest, headers without an entry between them could bring any number.
+                self._extended.update((key, value) for key, value in _records(content).items() if key in _KEPT)
             case _:
                 _check_global(_records(content))
 
@@ -227,7 +229,7 @@ def _records(content: bytes) -> dict[bytes, bytes]:
 
 def _check_global(records: dict[bytes, bytes]) -> None:
     """What holds for all entries is a comment at most."""
-    if records.keys() & {b"path", b"linkpath", b"size"}:
+    if records.keys() & _KEPT:
         raise damaged("a name or a size is given for all entries at once")
 
 
