@@ -315,6 +315,24 @@ async def test_a_program_that_opens_its_terminal_again_is_still_seen(host_desk: 
     await host_desk.close(terminal)
 
 
+async def test_input_for_a_terminal_that_nobody_has_open_does_not_keep_the_agent_busy(box: Box) -> None:
+    desk = Desk(box.link)
+    await box.text("mkfifo /tmp/go")
+    script = "exec </dev/null >/dev/null 2>&1; echo >/tmp/go; read line </tmp/go; exec </dev/tty >/dev/tty"
+    reading = 'while read line; do [ "$line" = end ] && echo over; done'
+    terminal = await desk.open("sh", "-c", f"{script}; {reading}")
+    await box.text("cat /tmp/go")
+    await desk.ask(WriteTerminal(terminal_id=terminal.id, data=b"x\n" * 30_000))
+    before = await cpu_ticks_of_agent(box)
+    await asyncio.sleep(0.5)
+    assert await cpu_ticks_of_agent(box) - before < 20, "the agent is busy waiting"
+    await box.text("echo >/tmp/go")
+    async with desk.view(terminal) as view:
+        await view.type(b"end\n")
+        await view.until(b"over")
+    await desk.close(terminal)
+
+
 async def test_input_waits_for_a_program_that_does_not_read_and_then_arrives_in_order(box: Box) -> None:
     desk = Desk(box.link)
     await box.text("mkfifo /tmp/go")

@@ -71,6 +71,7 @@ class Terminal:
         self._is_closing = False
         self._kill_timer: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None  # while the program waits for a viewer
+        self._next_write: asyncio.TimerHandle | None = None  # while nobody has it open
         runner.running.add(self)
         runner.reaper.watch(started.pid, self._on_exit)
         self._read_on()
@@ -207,7 +208,8 @@ class Terminal:
             while self._input:
                 del self._input[: os.write(self._master, self._input[:READ_SIZE])]
         except BlockingIOError:
-            self.loop.add_writer(self._master, self._write)
+            if self._next_write is None:
+                self.loop.add_writer(self._master, self._on_writable)
         except OSError:  # nobody has it open
             self._input.clear()
             self.loop.remove_writer(self._master)
@@ -215,6 +217,18 @@ class Terminal:
             self.loop.remove_writer(self._master)
         if len(self._input) < INPUT_HELD:
             self._tell_of_room()
+
+    def _on_writable(self) -> None:
+        before = len(self._input)
+        self._write()
+        if self._input and len(self._input) == before:
+            # Nobody has it open: epoll calls that writable, and would say so for ever. It may be opened again.
+            self.loop.remove_writer(self._master)
+            self._next_write = self.loop.call_later(UNOPENED_PAUSE_SECONDS, self._write_again)
+
+    def _write_again(self) -> None:
+        self._next_write = None
+        self._write()
 
     def _tell_of_room(self) -> None:
         waiting, self._on_room = self._on_room, []
@@ -245,6 +259,8 @@ class Terminal:
         self.loop.remove_reader(self._master)
         self.loop.remove_writer(self._master)
         os.close(self._master)
+        if self._next_write:
+            self._next_write.cancel()
         self._stop_waiting()
         self._input.clear()
         self._runner.running.discard(self)
