@@ -68,7 +68,18 @@ async def test_any_name_the_kernel_takes_is_a_name(calls: FileCalls, name: bytes
 
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
-    [(0, 4, b"0123"), (3, None, b"3456789"), (8, 5, b"89"), (10, None, b""), (99, 1, b""), (2, 0, b"")],
+    [
+        (0, 4, b"0123"),
+        (3, None, b"3456789"),
+        (8, 5, b"89"),
+        (10, None, b""),
+        (99, 1, b""),
+        (2, 0, b""),
+        (2, 2**64 - 1, b"23456789"),
+        (2**63 - 1, None, b""),
+        (2**63, None, b""),
+        (2**64 - 1, 1, b""),
+    ],
 )
 async def test_a_part_of_a_file_is_read(calls: FileCalls, offset: int, length: int | None, expected: bytes) -> None:
     await calls.write(b"/tmp/digits", b"0123456789")
@@ -104,6 +115,17 @@ async def test_what_would_make_a_reader_wait_is_no_file(calls: FileCalls, box: B
         with pytest.raises(AtollError) as caught:
             await calls.ask(call)
         assert caught.value.code is ErrorCode.NOT_A_FILE, call
+
+
+async def test_what_has_no_type_is_a_device_and_no_file(host_calls: FileCalls, host_box: Box) -> None:
+    script = "import os, select, time; e = select.epoll(); print(os.getpid(), e.fileno(), flush=True); time.sleep(1000)"
+    async with host_box.link.operation(Exec(argv=["python3", "-c", script])) as run:
+        pid, fd = (await run.next_frame()).payload.split()
+        path = b"/proc/%b/fd/%b" % (pid, fd)
+        assert (await host_calls.stat(path)).type is FileType.DEVICE
+        with pytest.raises(AtollError) as caught:
+            await host_calls.read(path)
+        assert caught.value.code is ErrorCode.NOT_A_FILE
 
 
 async def test_whoever_waits_at_a_fifo_goes_on_waiting(calls: FileCalls, box: Box) -> None:

@@ -66,6 +66,7 @@ READ_AT_ONCE, READ_AT_LEAST = 256 * 1024, 16 * 1024
 LISTED_AT_ONCE = 500
 LISTED_BYTES_AT_ONCE = 128 * 1024
 
+_FARTHEST = 2**63 - 1 - READ_AT_ONCE  # from where a read does not end beyond what the kernel can count
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DOT, _SLASH = b"./"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -126,12 +127,25 @@ def read_file(call: ReadFile, path: bytes, port: HostPort) -> FileDone:
     try:
         status = os.fstat(fd)
         port.send(FrameKind.EVENT, encode_message(describe(path, status)))
-        if call.offset:
-            os.lseek(fd, call.offset, os.SEEK_SET)
+        if call.offset and not _go_to(fd, call.offset):
+            return FileDone(count=0)
         buffer_size = min(READ_AT_ONCE, max(READ_AT_LEAST, status.st_size))
         return FileDone(count=_send_content(fd, call.length, buffer_size, port))
     finally:
         os.close(fd)
+
+
+def _go_to(fd: int, offset: int) -> bool:
+    """False if that is further than the kernel or the file system counts, and so beyond the end."""
+    if offset > _FARTHEST:
+        return False
+    try:
+        os.lseek(fd, offset, os.SEEK_SET)
+    except OSError as cause:
+        if cause.errno != errno.EINVAL:
+            raise
+        return False
+    return True
 
 
 def _send_content(fd: int, length: int | None, buffer_size: int, port: HostPort) -> int:
@@ -165,7 +179,7 @@ def _check_readable(path: bytes, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise is_a_directory(path, "List it, or read a file in it.")
     if not stat.S_ISREG(status.st_mode):
-        raise not_a_file(path, _TYPES[stat.S_IFMT(status.st_mode)].value)
+        raise not_a_file(path, _type_of(status.st_mode).value)
 
 
 def write_file(call: WriteFile, path: bytes, port: HostPort) -> FileInfo:
@@ -378,7 +392,7 @@ def describe(path: bytes, status: os.stat_result, target: bytes | None = None) -
     mode = status.st_mode
     return FileInfo(
         raw_path=(path.rstrip(b"/") or b"/") if path[-1] == _SLASH else path,
-        type=_TYPES[stat.S_IFMT(mode)],
+        type=_type_of(mode),
         size=status.st_size,
         mode=stat.S_IMODE(mode),
         modified_at=_to_datetime(status.st_mtime_ns),
@@ -386,6 +400,11 @@ def describe(path: bytes, status: os.stat_result, target: bytes | None = None) -
         gid=status.st_gid,
         raw_target=target,
     )
+
+
+def _type_of(mode: int) -> FileType:
+    """What has no type, such as an epoll instance seen in /proc, is something of the kernel's."""
+    return _TYPES.get(stat.S_IFMT(mode), FileType.DEVICE)
 
 
 def _to_datetime(nanoseconds: int) -> datetime:
