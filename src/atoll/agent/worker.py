@@ -18,7 +18,15 @@ import msgspec
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import decode_file_call
-from atoll.protocol.frames import HEADER_SIZE, FrameError, FrameKind, decode_header, encode_frame, encode_header
+from atoll.protocol.frames import (
+    HEADER_SIZE,
+    MAX_PAYLOAD,
+    FrameError,
+    FrameKind,
+    decode_header,
+    encode_frame,
+    encode_header,
+)
 from atoll.protocol.messages import encode_message
 
 if TYPE_CHECKING:
@@ -145,7 +153,12 @@ class HostPort:
             self._send_all(self._unsent)
 
     def send_data(self, data: bytes | memoryview) -> None:
-        """A DATA frame, which is not copied if it is large."""
+        """A DATA frame, which is not copied if it is large, or as many as it takes."""
+        if len(data) > MAX_PAYLOAD:
+            view = memoryview(data)
+            for start in range(0, len(view), MAX_PAYLOAD):
+                self.send_data(view[start : start + MAX_PAYLOAD])
+            return
         self._unsent += encode_header(FrameKind.DATA, len(data))
         if len(data) < UNSENT_BYTES:
             self._unsent += data
