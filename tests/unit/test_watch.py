@@ -1,15 +1,18 @@
-"""What a watch makes of the kernel's events, without a kernel."""
+"""What a watch makes of the kernel's events, mostly without a kernel."""
 
 from __future__ import annotations
 
+import os
 import struct
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from atoll.agent import watch
 from atoll.agent.inotify import RawEvent, parse
-from atoll.agent.watch import Changes, Filter
-from atoll.protocol.files import ChangeType
+from atoll.agent.watch import Changes, DirectoryWatch, Filter
+from atoll.protocol.files import ChangeType, WatchFiles
 
 ALL = Filter([], [])
 
@@ -69,6 +72,21 @@ def test_more_than_is_held_is_said_to_be_unknown_once(monkeypatch: pytest.Monkey
     for number in range(10):
         changes.add(ChangeType.CREATE, b"%d" % number)
     assert told(changes) == [("create", "/w/0", None), ("create", "/w/1", None), ("overflow", "/w", None)]
+
+
+def test_no_more_is_remembered_of_a_new_directory_than_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "MAX_HELD", 100)
+    (tmp_path / "watched").mkdir()
+    (tmp_path / "large").mkdir()
+    for number in range(500):
+        (tmp_path / f"large/{number}").touch()
+    path = os.fsencode(tmp_path / "watched")
+    with closing(DirectoryWatch(WatchFiles(path=path), path)) as watching:
+        watching.begin()
+        (tmp_path / "large").rename(tmp_path / "watched/large")
+        changes = watching.take()
+        assert [change.type for change in changes[-2:]] == [ChangeType.CREATE, ChangeType.OVERFLOW]
+        assert len(watching._found) < len(changes) == 101
 
 
 @pytest.mark.parametrize(

@@ -101,19 +101,21 @@ class Changes:
         """Moves of directories of which the other half was not seen."""
         return [path for _, path, is_directory in self._moves.values() if is_directory]
 
-    def add(self, kind: ChangeType, path: bytes, *, is_directory: bool = False, old: bytes | None = None) -> None:
+    def add(self, kind: ChangeType, path: bytes, *, is_directory: bool = False, old: bytes | None = None) -> bool:
+        """Whether it will be told; otherwise there is too much already."""
         if len(self._changes) >= MAX_HELD:
             self.overflow()
-            return
+            return False
         last = self._last.get(path)
         if kind is ChangeType.MODIFY and last in (ChangeType.MODIFY, ChangeType.CREATE):
-            return
+            return True
         if kind is ChangeType.CREATE and last is ChangeType.CREATE:
-            return
+            return True
         self._last[path] = kind
         if old is not None:
             self._last[old] = ChangeType.DELETE
         self._changes.append(FileChange(type=kind, raw_path=path, is_directory=is_directory, raw_old_path=old))
+        return True
 
     def overflow(self) -> None:
         if not self._is_overflown:
@@ -327,8 +329,8 @@ class DirectoryWatch:
                     directories.append(name)
                 if tell:
                     below = descent.path_of(name)
-                    self._found.add(below)
-                    self._changes.add(ChangeType.CREATE, below, is_directory=is_directory)
+                    if self._changes.add(ChangeType.CREATE, below, is_directory=is_directory):
+                        self._found.add(below)
         return directories
 
     def _add_watch(self, directory: int, path: bytes) -> bool:
