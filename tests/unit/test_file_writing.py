@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.agent import file_writing
+from atoll.agent.file_trees import copy_tree
 from atoll.agent.file_writing import NewFile, Place, copy_content, make_directories, write_all
 
 
@@ -60,6 +61,17 @@ def test_directories_on_the_way_are_made_however_they_are_written(tmp_path: Path
     make_directories(os.fsencode(tmp_path) + b"//a/./b//c/", above=-1, mode=0o700)
     assert stat.S_IMODE((tmp_path / "a/b/c").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "a/b").stat().st_mode) == 0o755
+
+
+def test_a_copy_that_cannot_be_made_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    for name in ("file", "there"):
+        (tmp_path / name).write_text(name)
+    path = os.fsencode(tmp_path / "file")
+    before = os.listdir("/proc/self/fd")
+    with Place(path) as source, Place(path) as target, pytest.raises(FileExistsError):
+        copy_tree(source, target, b"there")
+    assert os.listdir("/proc/self/fd") == before
+    assert (tmp_path / "there").read_text() == "there"
 
 
 def test_a_copy_has_the_same_bytes_and_the_same_holes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from atoll.agent.file_errors import file_error
@@ -11,6 +12,8 @@ from atoll.agent.file_writing import copy_content
 from atoll.archives.descent import OPEN_DIRECTORY, Descent, identity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from atoll.agent.file_writing import Place
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -123,18 +126,22 @@ def _copy_one(name: bytes, source: int, new_name: bytes, target: int, status: os
         case stat.S_IFLNK:
             os.symlink(os.readlink(name, dir_fd=source), new_name, dir_fd=target)
         case stat.S_IFREG:
-            _copy_file(os.open(name, _READING, dir_fd=source), os.open(new_name, _NEW, 0o600, dir_fd=target), status)
+            with (
+                _opened(os.open(name, _READING, dir_fd=source)) as file,
+                _opened(os.open(new_name, _NEW, 0o600, dir_fd=target)) as copy,
+            ):
+                copy_content(file, copy, status.st_size)
+                _keep_attributes(copy, status)
         case _:
             os.mknod(new_name, status.st_mode, status.st_rdev, dir_fd=target)
 
 
-def _copy_file(source: int, target: int, status: os.stat_result) -> None:
+@contextmanager
+def _opened(fd: int) -> Iterator[int]:
     try:
-        copy_content(source, target, status.st_size)
-        _keep_attributes(target, status)
+        yield fd
     finally:
-        os.close(source)
-        os.close(target)
+        os.close(fd)
 
 
 def _keep_attributes(fd: int, status: os.stat_result) -> None:
