@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent.process_tree import BackgroundTree, BirthClock, ProcessStat, born_below, members_of, parse_stat
+from atoll.agent.process_tree import (
+    BackgroundTree,
+    BirthClock,
+    CommandTree,
+    ProcessStat,
+    born_below,
+    members_of,
+    parse_stat,
+)
 
 
 def process(pid: int, parent: int, session: int, *, start: int = 1, zombie: bool = False) -> ProcessStat:
@@ -48,6 +56,15 @@ def test_one_that_left_nobody_is_not_mistaken_for_who_gets_its_pid() -> None:
     tree = BackgroundTree(10, outputs=set)
     assert not tree.leader_ended([process(1, 0, 1)])
     assert not tree.is_alive([process(10, 1, 10, start=9)])
+
+
+def test_who_is_gone_is_forgotten_and_who_only_looks_dead_is_not() -> None:
+    tree = CommandTree(10)
+    for pid in range(11, 1000):
+        assert tree.is_alive([process(10, 1, 10), process(5, 1, 5), process(pid, 10, pid)])
+    assert tree._known == {(10, 1), (999, 1)}
+    assert not tree.is_alive([process(999, 1, 999, zombie=True)])
+    assert tree.is_alive([process(999, 1, 999, zombie=True), process(1000, 999, 1000)])
 
 
 def test_the_dead_are_not_counted() -> None:

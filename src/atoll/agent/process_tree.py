@@ -93,7 +93,7 @@ class ProcessTree:
         members = self._look()
         for pid, _ in members - self._asked:
             _signal(pid, signal.SIGTERM)
-        self._asked |= members
+        self._asked = members
         return bool(members)
 
     def add(self, pid: int) -> None:
@@ -130,8 +130,11 @@ class ProcessTree:
         return bool(self._look(table))
 
     def _look(self, table: list[ProcessStat] | None = None) -> set[Identity]:
-        members = self._members(read_process_table() if table is None else table)
-        self._known |= members
+        if table is None:
+            table = read_process_table()
+        members = self._members(table)
+        # Also of the dead, until they are reaped: a first thread that has ended looks like one, and others may fork.
+        self._known = {process.identity for process in table if process.identity in self._known} | members
         return members
 
     def _members(self, table: list[ProcessStat]) -> set[Identity]:
