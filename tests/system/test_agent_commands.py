@@ -119,6 +119,13 @@ async def test_a_timeout_ends_the_whole_tree(box: Box) -> None:
     await wait_until_gone(box, "sleep 4321")
 
 
+async def test_many_that_time_out_at_once_all_end_with_what_they_started(box: Box) -> None:
+    script = "trap '' TERM; setsid sleep 4321 & sleep 4321; sleep 4321"
+    outputs = await asyncio.gather(*(box.sh(script, timeout=1.0) for _ in range(30)))
+    assert {(output.done.exit_code, output.done.timed_out) for output in outputs} == {(124, True)}
+    await wait_until_gone(box, "sleep 4321")
+
+
 async def test_a_program_that_ignores_sigterm_is_killed(box: Box) -> None:
     output = await box.sh("trap '' TERM; while :; do sleep 0.01; done", timeout=0.1)
     assert (output.done.exit_code, output.done.timed_out) == (124, True)

@@ -1,18 +1,22 @@
 """Who belongs to a command, decided on tables of processes."""
 
+import asyncio
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from atoll.agent import process_tree
 from atoll.agent.process_tree import (
     BackgroundTree,
     BirthClock,
     CommandTree,
+    Endings,
     ProcessStat,
     born_below,
     members_of,
     parse_stat,
+    read_process_table,
 )
 
 
@@ -101,3 +105,34 @@ def test_a_child_is_born_after_the_moment_before_it_and_before_the_moment_after(
     child.wait()
     clock.close()
     assert before < stat.birth <= after
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    """A program that does not listen, with a child in a session of its own."""
+    script = "trap '' TERM; setsid sleep 1000 & echo up; exec sleep 1000"
+    started = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert started.stdout and started.stdout.readline()
+    return started
+
+
+async def test_one_look_is_enough_for_all_that_are_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def look() -> list[ProcessStat]:
+        nonlocal looks
+        looks += 1
+        return read_process_table()
+
+    monkeypatch.setattr(process_tree, "read_process_table", look)
+    programs = [sleeper() for _ in range(20)]
+    trees = [CommandTree(program.pid) for program in programs]
+    endings, killed = Endings(asyncio.get_running_loop()), asyncio.Semaphore(0)
+    for tree in trees:
+        endings.ask(tree.terminate)
+        endings.kill(tree, then=killed.release)
+    for program in programs:
+        await killed.acquire()
+        assert program.wait() == -9
+        assert program.stdout and not program.stdout.read()  # which its child had as well
+        program.stdout.close()
+    assert looks <= 3

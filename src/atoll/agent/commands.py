@@ -14,11 +14,12 @@ from __future__ import annotations
 import os
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from atoll.agent.descriptors import limit, reserve
 from atoll.agent.guard import SpawnGuard
-from atoll.agent.process_tree import BirthClock, CommandTree
+from atoll.agent.process_tree import BirthClock, CommandTree, Endings
 from atoll.agent.spawn import Environment, Pipes, check_words, spawn
 from atoll.agent.streams import Drains, Streams
 from atoll.protocol.messages import DEFAULT_DIRECTORY, TIMED_OUT_EXIT_CODE, Exec, ExecDone, ExecShell
@@ -45,6 +46,7 @@ class CommandRunner:
         self.reaper = reaper
         self.drains = Drains(loop)
         self.births = BirthClock()
+        self.endings = Endings(loop)
 
     def open(self) -> None:
         """What needs a descriptor. /proc/self must be ours at this moment."""
@@ -218,9 +220,10 @@ class Command(Execution):
 
     def on_exit(self, exit_code: int) -> None:
         if self._is_ending:
-            self._tree.kill()
-        self._finish(exit_code)
+            self._runner.endings.kill(self._tree, then=partial(self._finish, exit_code))
+        else:
+            self._finish(exit_code)
 
     def _terminate(self) -> None:
-        self._tree.terminate()
-        self._set_timer(KILL_GRACE_SECONDS, self._tree.kill)
+        self._runner.endings.ask(self._tree.terminate)
+        self._set_timer(KILL_GRACE_SECONDS, partial(self._runner.endings.kill, self._tree))

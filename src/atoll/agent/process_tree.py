@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from atoll.agent.descriptors import Reserve, reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import asyncio
+    from collections.abc import Callable, Iterator, Sequence
 
 NANOSECONDS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
 NO_SESSION = -1
@@ -88,9 +89,9 @@ class ProcessTree:
         self._known: set[Identity] = set()
         self._asked: set[Identity] = set()
 
-    def terminate(self) -> bool:
+    def terminate(self, table: list[ProcessStat] | None = None) -> bool:
         """Ask everyone to end who was not asked before. False if nobody is left."""
-        members = self._look()
+        members = self._look(table)
         for pid, _ in members - self._asked:
             _signal(pid, signal.SIGTERM)
         self._asked = members
@@ -109,14 +110,15 @@ class ProcessTree:
 
     def kill(self) -> None:
         """End everyone, including what is forked meanwhile."""
-        killed: set[Identity] = set()
-        for _ in range(KILL_ROUNDS):
-            fresh = self._look() - killed
-            if not fresh:
-                return
-            for pid, _ in fresh:
-                _signal(pid, signal.SIGKILL)
-            killed |= fresh
+        kill_all([self], read_process_table())
+
+    def kill_new(self, killed: set[Identity], table: list[ProcessStat]) -> bool:
+        """End who is not in `killed`, and put them there. False if there is nobody."""
+        fresh = self._look(table) - killed
+        for pid, _ in fresh:
+            _signal(pid, signal.SIGKILL)
+        killed |= fresh
+        return bool(fresh)
 
     def signal(self, number: int, table: list[ProcessStat] | None = None) -> bool:
         """Send it to everyone. False if nobody is left."""
@@ -139,6 +141,51 @@ class ProcessTree:
 
     def _members(self, table: list[ProcessStat]) -> set[Identity]:
         raise NotImplementedError
+
+
+def kill_all(trees: Sequence[ProcessTree], table: list[ProcessStat]) -> None:
+    """End all of them, of whom `table` is the latest that is known."""
+    left = [(tree, set[Identity]()) for tree in trees]
+    for _ in range(KILL_ROUNDS):
+        left = [(tree, killed) for tree, killed in left if tree.kill_new(killed, table)]
+        if not left:
+            return
+        table = read_process_table()
+
+
+class Endings:
+    """Trees that are to be ended, those of one turn of the loop together.
+
+    One look at all processes is enough for them. It takes a while where there are many, and then many may be due.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._asking: list[Callable[[list[ProcessStat]], object]] = []
+        self._killing: list[tuple[ProcessTree, Callable[[], None]]] = []
+
+    def ask(self, action: Callable[[list[ProcessStat]], object]) -> None:
+        """Do this with a table of all processes."""
+        self._settle_soon()
+        self._asking.append(action)
+
+    def kill(self, tree: ProcessTree, then: Callable[[], None] = lambda: None) -> None:
+        self._settle_soon()
+        self._killing.append((tree, then))
+
+    def _settle_soon(self) -> None:
+        if not (self._asking or self._killing):
+            self._loop.call_soon(self._settle)
+
+    def _settle(self) -> None:
+        asking, self._asking = self._asking, []
+        killing, self._killing = self._killing, []
+        table = read_process_table()
+        for action in asking:
+            action(table)
+        kill_all([tree for tree, _ in killing], table)
+        for _, then in killing:
+            then()
 
 
 class CommandTree(ProcessTree):

@@ -303,13 +303,18 @@ class BackgroundProcess:
             self._exit_code = None
 
     def _time_out(self) -> None:
+        self._runner.endings.ask(self._end_in_time)
+
+    def _end_in_time(self, table: list[ProcessStat]) -> None:
+        if self.is_over:
+            return
         self._timed_out = True
         self._exit_code = TIMED_OUT_EXIT_CODE if self.status is ProcessStatus.STARTING else self._exit_code
-        self.kill(signal.SIGTERM)
+        self.kill(signal.SIGTERM, table)
 
     def _lose_patience(self) -> None:
         self._grace = None
-        self._tree.kill()
+        self._runner.endings.kill(self._tree)
 
     def _finish(self, status: ProcessStatus) -> None:
         self.status = status
