@@ -128,7 +128,7 @@ class AsyncCommandStream(AsyncFeed[ExecEvent]):
         if self._failure:
             raise self._failure
         if self._frames is None:
-            self._frames = self._source = await self._link.call(self._call, self._stdin)
+            self._frames = await self._link.call(self._call, self._stdin, opening=self._opening)
         self._take(self._frames, await self._frames.next())
 
     async def _fail(self, failure: AtollError) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from atoll.client.server import CallInput, Frames, Input, Server
-from atoll.client.transport import Response
+from atoll.client.transport import Opening, Response
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.messages import Call
 from atoll.protocol.sandboxes import SandboxInfo, SandboxOptions
@@ -24,9 +24,9 @@ class SandboxLink:
         self._has_ended = False
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
-    async def call(self, call: Call, stdin: Input | None = None) -> Frames:
-        await self._send_options()
-        return await self.server.call(self.id, call, stdin)
+    async def call(self, call: Call, stdin: Input | None = None, *, opening: Opening | None = None) -> Frames:
+        await self._send_options(opening)
+        return await self.server.call(self.id, call, stdin, opening=opening)
 
     async def begin_call(self, call: Call) -> CallInput:
         await self._send_options()
@@ -40,9 +40,9 @@ class SandboxLink:
         await self._send_options()
         await self.server.tell(method, self._path + path)
 
-    async def stream(self, path: str, accept: str) -> Response:
-        await self._send_options()
-        return await self.server.stream(self._path + path, accept)
+    async def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
+        await self._send_options(opening)
+        return await self.server.stream(self._path + path, accept, opening)
 
     async def destroy(self) -> None:
         """Its next operation makes a new one, with the same options."""
@@ -53,7 +53,7 @@ class SandboxLink:
         """There is no next operation: one would make a sandbox that nobody destroys."""
         self._has_ended = True
 
-    async def _send_options(self) -> None:
+    async def _send_options(self, opening: Opening | None = None) -> None:
         if self._has_ended:
             raise error(
                 ErrorCode.SANDBOX_NOT_FOUND,
@@ -61,5 +61,5 @@ class SandboxLink:
                 remedy="Use it inside the block, or take get_sandbox() for one that stays.",
             )
         if not self._has_sent_options:
-            await self.server.ask("PUT", self._path, SandboxInfo, self._options)
+            await self.server.ask("PUT", self._path, SandboxInfo, self._options, opening=opening)
             self._has_sent_options = True

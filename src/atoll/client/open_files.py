@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 from atoll.client.link import SandboxLink
 from atoll.client.server import Bytes, CallInput, Frames, misbehaved
+from atoll.client.transport import Opening
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
 from atoll.protocol.frames import FrameKind
@@ -23,20 +24,39 @@ class AsyncFileStream(AsyncIterator[bytes]):
         self._link = link
         self._call = call
         self._left = call.length
+        self._opening = Opening()
         self._frames: Frames | None = None
         self._is_over = False
 
     async def begin(self) -> FileInfo:
         """What it is that is read. Fails if it cannot be."""
+        if self._is_over and self.info is None:
+            raise self._closed()
+        try:
+            return await self._begin()
+        except AtollError as failure:
+            if self._is_over:  # closed by another task or thread
+                raise self._closed() from failure
+            await self.aclose()
+            raise
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _begin(self) -> FileInfo:
         if self._frames is None:
-            self._frames = await self._link.call(self._call)
+            self._frames = await self._link.call(self._call, opening=self._opening)
         if self.info is None:
-            try:
-                self.info = await begin_reading(self._frames)
-            except BaseException:
-                await self.aclose()
-                raise
+            self.info = await begin_reading(self._frames)
         return self.info
+
+    def _closed(self) -> AtollError:
+        return error(
+            ErrorCode.INVALID_REQUEST,
+            f"the reading of {os.fsdecode(self._call.path)!r:.200} was ended before it began",
+            remedy="Ask for another stream with read_file_stream().",
+            path=self._call.path.decode("utf-8", "backslashreplace"),
+        )
 
     def __aiter__(self) -> AsyncFileStream:
         return self
@@ -44,9 +64,9 @@ class AsyncFileStream(AsyncIterator[bytes]):
     async def __anext__(self) -> bytes:
         if self._is_over:
             raise StopAsyncIteration
-        await self.begin()
-        assert self._frames
         try:
+            await self._begin()
+            assert self._frames
             frame = await self._frames.next()
             self._check(frame.kind, len(frame.payload))
         except AtollError:
@@ -81,8 +101,7 @@ class AsyncFileStream(AsyncIterator[bytes]):
 
     async def aclose(self) -> None:
         self._is_over = True
-        if self._frames:
-            self._frames.close()
+        self._opening.close()
 
     def __repr__(self) -> str:
         return f"<AsyncFileStream of {os.fsdecode(self._call.path)!r}>"
@@ -209,10 +228,18 @@ class AsyncFileReader(AsyncIterator[bytes]):
         self._check_open()
         if self._stream is None:
             call = ReadFile(path=self._path, session_id=self._session_id, offset=self._position)
-            stream = AsyncFileStream(self._link, call)
+            self._stream = AsyncFileStream(self._link, call)
+        stream = self._stream
+        try:
             await stream.begin()
-            self._stream = stream
-        return self._stream
+        except AtollError:
+            self._stream = None
+            self._check_open()  # or it was closed by another task or thread
+            raise
+        except BaseException:
+            self._stream = None
+            raise
+        return stream
 
     async def _fill(self) -> bool:
         """More bytes than there are at hand; False at the end."""
@@ -220,6 +247,7 @@ class AsyncFileReader(AsyncIterator[bytes]):
         async for chunk in stream:
             self._ahead += chunk
             return True
+        self._check_open()  # or another task or thread closed it, and this is not the end of the file
         return False
 
     def _take(self, size: int) -> bytes:
@@ -333,6 +361,9 @@ class AsyncFileWriter:
     async def _begin(self) -> CallInput:
         if self._input is None:
             self._input = await self._link.begin_call(self._call)
+            if self.closed:  # by another task or thread
+                self._input.close()
+                raise closed(self.name)
         return self._input
 
     async def _send(self, data: Bytes) -> None:

@@ -304,7 +304,7 @@ class AsyncProcessStream(AsyncFeed[ProcessEvent]):
 
     async def _receive(self) -> None:
         if self._frames is None:
-            self._frames = self._source = await self._link.call(self._call)
+            self._frames = await self._link.call(self._call, opening=self._opening)
         self._take(self._frames, await self._frames.next())
 
     def _take(self, frames: Frames, frame: Frame) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.client.local_server import LocalServer
 from atoll.client.network import Address, NotYet, TcpAddress, UnixAddress
-from atoll.client.transport import Response, SilenceError, Transport, Upload
+from atoll.client.transport import Opening, Response, SilenceError, Transport, Upload
 from atoll.client.waiting import pause
 from atoll.protocol.calls import encode_call
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
@@ -53,9 +53,11 @@ class Server:
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
         self.answer_grace = ANSWER_GRACE
 
-    async def ask(self, method: str, path: str, answer: type[T], body: object = None) -> T:
+    async def ask(
+        self, method: str, path: str, answer: type[T], body: object = None, *, opening: Opening | None = None
+    ) -> T:
         """The answer to a request, which must be an `answer`."""
-        response = await self._request(method, path, body)
+        response = await self._request(method, path, body, opening)
         try:
             return msgspec.json.decode(await response.read(), type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
@@ -65,7 +67,9 @@ class Server:
         """A request whose answer says nothing."""
         await (await self._request(method, path, body)).read()
 
-    async def call(self, sandbox_id: str, call: Call, stdin: Input | None = None) -> Frames:
+    async def call(
+        self, sandbox_id: str, call: Call, stdin: Input | None = None, *, opening: Opening | None = None
+    ) -> Frames:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         first = encode_frame(FrameKind.CALL, encode_call(call))
         response = await self.transport.request(
@@ -74,6 +78,7 @@ class Server:
             body=_body(first, stdin),
             content_type=FRAMES,
             accept=FRAMES,
+            opening=opening,
         )
         return await self.frames(response, self._patience_with(call))
 
@@ -88,8 +93,8 @@ class Server:
         await self._raise_for_status(response)
         return Frames(self, response, patience)
 
-    async def stream(self, path: str, accept: str) -> Response:
-        response = await self.transport.request("GET", self._prefix + path, accept=accept)
+    async def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
+        response = await self.transport.request("GET", self._prefix + path, accept=accept, opening=opening)
         await self._raise_for_status(response)
         return response
 
@@ -102,9 +107,9 @@ class Server:
                 return self.answer_grace
         return None
 
-    async def _request(self, method: str, path: str, body: object) -> Response:
+    async def _request(self, method: str, path: str, body: object, opening: Opening | None = None) -> Response:
         content = b"" if body is None else _encode_json(body)
-        response = await self.transport.request(method, self._prefix + path, body=content)
+        response = await self.transport.request(method, self._prefix + path, body=content, opening=opening)
         await self._raise_for_status(response)
         return response
 

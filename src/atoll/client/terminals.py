@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from atoll.client.commands import Environment, Stdin, input_chunks
 from atoll.client.link import SandboxLink
 from atoll.client.server import Frames, misbehaved
+from atoll.client.transport import Opening
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
@@ -136,6 +137,7 @@ class AsyncTerminalView(AsyncIterator[bytes]):
         self.bytes_lost = 0
         self._link = link
         self._stdin = None if stdin is None else input_chunks(stdin)
+        self._opening = Opening()
         self._frames: Frames | None = None
         self._is_over = False
 
@@ -161,8 +163,7 @@ class AsyncTerminalView(AsyncIterator[bytes]):
 
     async def aclose(self) -> None:
         self._is_over = True
-        if self._frames:
-            self._frames.close()
+        self._opening.close()
 
     def __aiter__(self) -> AsyncTerminalView:
         return self
@@ -173,7 +174,12 @@ class AsyncTerminalView(AsyncIterator[bytes]):
         raise StopAsyncIteration
 
     async def __aenter__(self) -> AsyncTerminalView:
-        await self._open()
+        if not self._is_over:
+            try:
+                await self._open()
+            except AtollError:
+                if not self._is_over:  # or it was closed by another task or thread
+                    raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -196,7 +202,8 @@ class AsyncTerminalView(AsyncIterator[bytes]):
 
     async def _open(self) -> Frames:
         if self._frames is None:
-            self._frames = await self._link.call(AttachTerminal(terminal_id=self.terminal.id), self._stdin)
+            call = AttachTerminal(terminal_id=self.terminal.id)
+            self._frames = await self._link.call(call, self._stdin, opening=self._opening)
         return self._frames
 
     def _take(self, frames: Frames, frame: Frame) -> None:

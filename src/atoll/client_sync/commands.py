@@ -129,7 +129,7 @@ class CommandStream(Feed[ExecEvent]):
         if self._failure:
             raise self._failure
         if self._frames is None:
-            self._frames = self._source = self._link.call(self._call, self._stdin)
+            self._frames = self._link.call(self._call, self._stdin, opening=self._opening)
         self._take(self._frames, self._frames.next())
 
     def _fail(self, failure: AtollError) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from atoll.client_sync.server import CallInput, Frames, Input, Server
-from atoll.client_sync.transport import Response
+from atoll.client_sync.transport import Opening, Response
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.messages import Call
 from atoll.protocol.sandboxes import SandboxInfo, SandboxOptions
@@ -25,9 +25,9 @@ class SandboxLink:
         self._has_ended = False
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
-    def call(self, call: Call, stdin: Input | None = None) -> Frames:
-        self._send_options()
-        return self.server.call(self.id, call, stdin)
+    def call(self, call: Call, stdin: Input | None = None, *, opening: Opening | None = None) -> Frames:
+        self._send_options(opening)
+        return self.server.call(self.id, call, stdin, opening=opening)
 
     def begin_call(self, call: Call) -> CallInput:
         self._send_options()
@@ -41,9 +41,9 @@ class SandboxLink:
         self._send_options()
         self.server.tell(method, self._path + path)
 
-    def stream(self, path: str, accept: str) -> Response:
-        self._send_options()
-        return self.server.stream(self._path + path, accept)
+    def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
+        self._send_options(opening)
+        return self.server.stream(self._path + path, accept, opening)
 
     def destroy(self) -> None:
         """Its next operation makes a new one, with the same options."""
@@ -54,7 +54,7 @@ class SandboxLink:
         """There is no next operation: one would make a sandbox that nobody destroys."""
         self._has_ended = True
 
-    def _send_options(self) -> None:
+    def _send_options(self, opening: Opening | None = None) -> None:
         if self._has_ended:
             raise error(
                 ErrorCode.SANDBOX_NOT_FOUND,
@@ -62,5 +62,5 @@ class SandboxLink:
                 remedy="Use it inside the block, or take get_sandbox() for one that stays.",
             )
         if not self._has_sent_options:
-            self.server.ask("PUT", self._path, SandboxInfo, self._options)
+            self.server.ask("PUT", self._path, SandboxInfo, self._options, opening=opening)
             self._has_sent_options = True

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Bytes, CallInput, Frames, misbehaved
+from atoll.client_sync.transport import Opening
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
 from atoll.protocol.frames import FrameKind
@@ -24,20 +25,39 @@ class FileStream(Iterator[bytes]):
         self._link = link
         self._call = call
         self._left = call.length
+        self._opening = Opening()
         self._frames: Frames | None = None
         self._is_over = False
 
     def begin(self) -> FileInfo:
         """What it is that is read. Fails if it cannot be."""
+        if self._is_over and self.info is None:
+            raise self._closed()
+        try:
+            return self._begin()
+        except AtollError as failure:
+            if self._is_over:  # closed by another task or thread
+                raise self._closed() from failure
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> FileInfo:
         if self._frames is None:
-            self._frames = self._link.call(self._call)
+            self._frames = self._link.call(self._call, opening=self._opening)
         if self.info is None:
-            try:
-                self.info = begin_reading(self._frames)
-            except BaseException:
-                self.close()
-                raise
+            self.info = begin_reading(self._frames)
         return self.info
+
+    def _closed(self) -> AtollError:
+        return error(
+            ErrorCode.INVALID_REQUEST,
+            f"the reading of {os.fsdecode(self._call.path)!r:.200} was ended before it began",
+            remedy="Ask for another stream with read_file_stream().",
+            path=self._call.path.decode("utf-8", "backslashreplace"),
+        )
 
     def __iter__(self) -> FileStream:
         return self
@@ -45,9 +65,9 @@ class FileStream(Iterator[bytes]):
     def __next__(self) -> bytes:
         if self._is_over:
             raise StopIteration
-        self.begin()
-        assert self._frames
         try:
+            self._begin()
+            assert self._frames
             frame = self._frames.next()
             self._check(frame.kind, len(frame.payload))
         except AtollError:
@@ -82,8 +102,7 @@ class FileStream(Iterator[bytes]):
 
     def close(self) -> None:
         self._is_over = True
-        if self._frames:
-            self._frames.close()
+        self._opening.close()
 
     def __repr__(self) -> str:
         return f"<FileStream of {os.fsdecode(self._call.path)!r}>"
@@ -210,10 +229,18 @@ class FileReader(Iterator[bytes]):
         self._check_open()
         if self._stream is None:
             call = ReadFile(path=self._path, session_id=self._session_id, offset=self._position)
-            stream = FileStream(self._link, call)
+            self._stream = FileStream(self._link, call)
+        stream = self._stream
+        try:
             stream.begin()
-            self._stream = stream
-        return self._stream
+        except AtollError:
+            self._stream = None
+            self._check_open()  # or it was closed by another task or thread
+            raise
+        except BaseException:
+            self._stream = None
+            raise
+        return stream
 
     def _fill(self) -> bool:
         """More bytes than there are at hand; False at the end."""
@@ -221,6 +248,7 @@ class FileReader(Iterator[bytes]):
         for chunk in stream:
             self._ahead += chunk
             return True
+        self._check_open()  # or another task or thread closed it, and this is not the end of the file
         return False
 
     def _take(self, size: int) -> bytes:
@@ -334,6 +362,9 @@ class FileWriter:
     def _begin(self) -> CallInput:
         if self._input is None:
             self._input = self._link.begin_call(self._call)
+            if self.closed:  # by another task or thread
+                self._input.close()
+                raise closed(self.name)
         return self._input
 
     def _send(self, data: Bytes) -> None:

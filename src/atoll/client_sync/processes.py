@@ -305,7 +305,7 @@ class ProcessStream(Feed[ProcessEvent]):
 
     def _receive(self) -> None:
         if self._frames is None:
-            self._frames = self._source = self._link.call(self._call)
+            self._frames = self._link.call(self._call, opening=self._opening)
         self._take(self._frames, self._frames.next())
 
     def _take(self, frames: Frames, frame: Frame) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from atoll.client_sync.local_server import LocalServer
 from atoll.client_sync.network import Address, NotYet, TcpAddress, UnixAddress
-from atoll.client_sync.transport import Response, SilenceError, Transport, Upload
+from atoll.client_sync.transport import Opening, Response, SilenceError, Transport, Upload
 from atoll.client_sync.waiting import pause
 from atoll.protocol.calls import encode_call
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
@@ -54,9 +54,9 @@ class Server:
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
         self.answer_grace = ANSWER_GRACE
 
-    def ask(self, method: str, path: str, answer: type[T], body: object = None) -> T:
+    def ask(self, method: str, path: str, answer: type[T], body: object = None, *, opening: Opening | None = None) -> T:
         """The answer to a request, which must be an `answer`."""
-        response = self._request(method, path, body)
+        response = self._request(method, path, body, opening)
         try:
             return msgspec.json.decode(response.read(), type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
@@ -66,7 +66,9 @@ class Server:
         """A request whose answer says nothing."""
         (self._request(method, path, body)).read()
 
-    def call(self, sandbox_id: str, call: Call, stdin: Input | None = None) -> Frames:
+    def call(
+        self, sandbox_id: str, call: Call, stdin: Input | None = None, *, opening: Opening | None = None
+    ) -> Frames:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         first = encode_frame(FrameKind.CALL, encode_call(call))
         response = self.transport.request(
@@ -75,6 +77,7 @@ class Server:
             body=_body(first, stdin),
             content_type=FRAMES,
             accept=FRAMES,
+            opening=opening,
         )
         return self.frames(response, self._patience_with(call))
 
@@ -89,8 +92,8 @@ class Server:
         self._raise_for_status(response)
         return Frames(self, response, patience)
 
-    def stream(self, path: str, accept: str) -> Response:
-        response = self.transport.request("GET", self._prefix + path, accept=accept)
+    def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
+        response = self.transport.request("GET", self._prefix + path, accept=accept, opening=opening)
         self._raise_for_status(response)
         return response
 
@@ -103,9 +106,9 @@ class Server:
                 return self.answer_grace
         return None
 
-    def _request(self, method: str, path: str, body: object) -> Response:
+    def _request(self, method: str, path: str, body: object, opening: Opening | None = None) -> Response:
         content = b"" if body is None else _encode_json(body)
-        response = self.transport.request(method, self._prefix + path, body=content)
+        response = self.transport.request(method, self._prefix + path, body=content, opening=opening)
         self._raise_for_status(response)
         return response
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from atoll.client_sync.commands import Environment, Stdin, input_chunks
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames, misbehaved
+from atoll.client_sync.transport import Opening
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
@@ -137,6 +138,7 @@ class TerminalView(Iterator[bytes]):
         self.bytes_lost = 0
         self._link = link
         self._stdin = None if stdin is None else input_chunks(stdin)
+        self._opening = Opening()
         self._frames: Frames | None = None
         self._is_over = False
 
@@ -162,8 +164,7 @@ class TerminalView(Iterator[bytes]):
 
     def close(self) -> None:
         self._is_over = True
-        if self._frames:
-            self._frames.close()
+        self._opening.close()
 
     def __iter__(self) -> TerminalView:
         return self
@@ -174,7 +175,12 @@ class TerminalView(Iterator[bytes]):
         raise StopIteration
 
     def __enter__(self) -> TerminalView:
-        self._open()
+        if not self._is_over:
+            try:
+                self._open()
+            except AtollError:
+                if not self._is_over:  # or it was closed by another task or thread
+                    raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -197,7 +203,8 @@ class TerminalView(Iterator[bytes]):
 
     def _open(self) -> Frames:
         if self._frames is None:
-            self._frames = self._link.call(AttachTerminal(terminal_id=self.terminal.id), self._stdin)
+            call = AttachTerminal(terminal_id=self.terminal.id)
+            self._frames = self._link.call(call, self._stdin, opening=self._opening)
         return self._frames
 
     def _take(self, frames: Frames, frame: Frame) -> None:
