@@ -452,6 +452,63 @@ async def test_an_open_file_reads_as_pythons_own_does(half: Half, stub: Contract
     assert all(call.path == b"a" for call in agent.calls)
 
 
+class FailingAgent(FileAgent):
+    """Hangs up in the middle of a file, as often as it is told to."""
+
+    def __init__(self, stub: ContractServer, content: bytes, failures: int) -> None:
+        super().__init__(content)
+        self.stub = stub
+        self.failures = failures
+
+    def __call__(self, conversation: Conversation) -> None:
+        if not self.failures:
+            super().__call__(conversation)
+            return
+        self.failures -= 1
+        self.calls.append(conversation.call)
+        conversation.send(FrameKind.EVENT, encode_message(self.info))
+        conversation.send(FrameKind.DATA, self.content[conversation.call.offset :][:4])  # type: ignore[union-attr]
+        self.stub.hang_up()
+
+
+async def test_a_read_that_failed_is_not_followed_by_the_end_of_the_file(half: Half, stub: ContractServer) -> None:
+    stub.on_call = agent = FailingAgent(stub, b"one\ntwo\nthree\n", failures=3)
+    file = sandbox_of(half, stub).open_file("a")
+    assert await half.run(file.readline) == b"one\n"
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="SERVER_LOST"):
+            await half.run(file.read, 100)
+        assert file.tell() == 4  # what had come before the failure comes again
+    assert await half.run(file.readline) == b"two\n"
+    with pytest.raises(ConnectionError, match="SERVER_LOST"):
+        await half.run(file.readline)
+    assert await half.run(file.read) == b"three\n"
+    assert await half.run(file.read) == b""
+    assert [call.offset for call in agent.calls] == [0, 4, 4, 8]
+    await half.close(file)
+
+
+async def test_a_read_that_was_cancelled_is_not_followed_by_the_end_of_the_file(stub: ContractServer) -> None:
+    def agent(conversation: Conversation) -> None:
+        conversation.send(FrameKind.EVENT, encode_message(info()))
+        conversation.send(FrameKind.DATA, b"some")
+        with contextlib.suppress(OSError):
+            conversation.wait_for_hang_up()
+
+    stub.on_call = agent
+    file = sandbox_of(AsyncHalf(), stub).open_file("a")
+    reading = asyncio.create_task(file.read())
+    while not file._ahead:
+        await asyncio.sleep(0.01)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    stub.on_call = FileAgent(b"some more")
+    assert await file.read() == b"some more"
+    await file.aclose()
+    AsyncHalf.server.shared_server.cache_clear()
+
+
 async def test_what_is_written_to_an_open_file_is_committed_when_it_is_closed(
     half: Half, stub: ContractServer, agent: FileAgent
 ) -> None:

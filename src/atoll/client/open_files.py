@@ -111,7 +111,7 @@ class AsyncFileReader(AsyncIterator[bytes]):
     """A file opened with "rb": what Python's own offers, as far as it makes sense from afar.
 
     It is opened by `async with` or its first use. What is read is the file that was there then, also if another takes
-    its place, until `seek` goes back.
+    its place, until `seek` goes back or a read fails: the next begins where that one did.
     """
 
     mode = "rb"
@@ -244,9 +244,13 @@ class AsyncFileReader(AsyncIterator[bytes]):
     async def _fill(self) -> bool:
         """More bytes than there are at hand; False at the end."""
         stream = await self._open()
-        async for chunk in stream:
-            self._ahead += chunk
-            return True
+        try:
+            async for chunk in stream:
+                self._ahead += chunk
+                return True
+        except BaseException:  # the next read opens it again where this one began, and does not take this for the end
+            await self._drop_stream()
+            raise
         self._check_open()  # or another task or thread closed it, and this is not the end of the file
         return False
 

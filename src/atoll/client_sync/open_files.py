@@ -112,7 +112,7 @@ class FileReader(Iterator[bytes]):
     """A file opened with "rb": what Python's own offers, as far as it makes sense from afar.
 
     It is opened by `with` or its first use. What is read is the file that was there then, also if another takes
-    its place, until `seek` goes back.
+    its place, until `seek` goes back or a read fails: the next begins where that one did.
     """
 
     mode = "rb"
@@ -245,9 +245,13 @@ class FileReader(Iterator[bytes]):
     def _fill(self) -> bool:
         """More bytes than there are at hand; False at the end."""
         stream = self._open()
-        for chunk in stream:
-            self._ahead += chunk
-            return True
+        try:
+            for chunk in stream:
+                self._ahead += chunk
+                return True
+        except BaseException:  # the next read opens it again where this one began, and does not take this for the end
+            self._drop_stream()
+            raise
         self._check_open()  # or another task or thread closed it, and this is not the end of the file
         return False
 
