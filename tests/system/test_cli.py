@@ -203,6 +203,18 @@ def test_run_that_is_told_to_end_leaves_nothing(cli: Cli, number: signal.Signals
     assert cli.ids() == []
 
 
+def test_a_run_that_is_itself_killed_ends_its_command_and_leaves_its_sandbox_to_rm(cli: Cli) -> None:
+    with cli.start("run", "echo up; exec sleep 1000") as running:
+        assert running.stdout
+        assert running.stdout.readline() == b"up\n"
+        running.kill()
+    (name,) = cli.ids()
+    assert name.startswith("temporary-")
+    assert cli("exec", name, "while pgrep -xf 'sleep 1000'; do sleep 0.05; done").returncode == 0
+    assert cli("rm", name).returncode == 0
+    assert cli.ids() == []
+
+
 def test_ctrl_c_cancels_a_command_and_leaves_the_session_usable(cli: Cli) -> None:
     with cli.start("exec", "a", "X=5; echo up; sleep 1000") as running:
         assert running.stdout

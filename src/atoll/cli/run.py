@@ -29,7 +29,7 @@ def run(
     api_key: str | None,
     as_json: bool,
 ) -> None:
-    """Run a command in a new sandbox, which is destroyed afterwards, whatever happens.
+    """Run a command in a new sandbox, which is destroyed afterwards, also after an error, Ctrl-C or SIGTERM.
 
     One word is a line for a shell. Several are a program and its arguments, which no shell touches; put -- before them.
 
