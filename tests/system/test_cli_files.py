@@ -111,6 +111,24 @@ def test_what_fails_is_told_with_its_code(cli: Cli, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("files", "ls", "nobody"),
+        ("files", "cat", "nobody", "/etc/hostname"),
+        ("files", "rm", "nobody", "a"),
+        ("files", "stat", "nobody", "/etc"),
+        ("cp", "nobody:/etc/hostname", "-"),
+        ("cp", "nobody:/etc/hostname", "."),
+    ],
+)
+def test_a_look_at_a_sandbox_that_is_not_there_makes_none(cli: Cli, words: tuple[str, ...]) -> None:
+    ran = cli(*words)
+    assert (ran.returncode, ran.stdout) == (1, b"")
+    assert b"[SANDBOX_NOT_FOUND]" in ran.stderr
+    assert cli.ids() == []
+
+
 def test_files_are_listed_for_people_and_for_programs(cli: Cli) -> None:
     box = sandbox(cli, "lists")
     assert b"Nothing there" in cli("files", "ls", "lists").stderr

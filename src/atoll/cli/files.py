@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli.live_command import STDOUT, write_all
-from atoll.cli.options import id_argument, server_options
+from atoll.cli.options import existing_sandbox, id_argument, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import make_table, print_document, show
 from atoll.cli.text import local_time, printable, short_time, size
@@ -42,7 +42,7 @@ def ls(
     as_json: bool,
 ) -> None:
     """List what is in a directory of the sandbox ID."""
-    sandbox = get_sandbox(sandbox_id, url=url, api_key=api_key)
+    sandbox = existing_sandbox(sandbox_id, url, api_key)
     found = sandbox.list_files(path, recursive=recursive, include_hidden=include_hidden)
     if as_json:
         print_document(FileListBody(files=[to_info_body(file) for file in found], count=len(found)))
@@ -60,7 +60,7 @@ def cat(sandbox_id: str, paths: tuple[str, ...], url: str | None, api_key: str |
     """Print files, byte for byte."""
     if as_json:
         raise click.UsageError("Files are printed as they are; --json has no place here.")
-    sandbox = get_sandbox(sandbox_id, url=url, api_key=api_key)
+    sandbox = existing_sandbox(sandbox_id, url, api_key)
     for path in paths:
         with sandbox.read_file_stream(path) as stream:
             for chunk in stream:
@@ -76,7 +76,7 @@ def rm(
     sandbox_id: str, paths: tuple[str, ...], recursive: bool, url: str | None, api_key: str | None, as_json: bool
 ) -> None:
     """Delete files; with -r also directories."""
-    sandbox = get_sandbox(sandbox_id, url=url, api_key=api_key)
+    sandbox = existing_sandbox(sandbox_id, url, api_key)
     for path in paths:
         sandbox.rm(path, recursive=recursive)
     if as_json:
@@ -101,7 +101,7 @@ def mkdir(sandbox_id: str, path: str, parents: bool, url: str | None, api_key: s
 @server_options
 def stat(sandbox_id: str, path: str, url: str | None, api_key: str | None, as_json: bool) -> None:
     """Show type, size, mode, owner and time of a file; of a link itself, not of what it points to."""
-    found = get_sandbox(sandbox_id, url=url, api_key=api_key).stat(path, follow_symlinks=False)
+    found = existing_sandbox(sandbox_id, url, api_key).stat(path, follow_symlinks=False)
     if as_json:
         print_document(to_info_body(found))
         return
