@@ -88,14 +88,18 @@ def read_request(peer: socket.socket) -> bytes:
     """The head of a request and, if it has a length, its body."""
     data = b""
     while b"\r\n\r\n" not in data:
-        if not (chunk := peer.recv(65536)):
-            raise ConnectionResetError
-        data += chunk
+        data += receive(peer)
     head, _, body = data.partition(b"\r\n\r\n")
     length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
     while len(body) < length:
-        body += peer.recv(65536)
+        body += receive(peer)
     return head + b"\r\n\r\n" + body
+
+
+def receive(peer: socket.socket) -> bytes:
+    if not (data := peer.recv(65536)):
+        raise ConnectionResetError
+    return data
 
 
 def answering(*pieces: bytes) -> Callable[[socket.socket], None]:

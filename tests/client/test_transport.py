@@ -111,6 +111,23 @@ async def test_an_answer_may_come_in_any_pieces(half: Half, size: int) -> None:
         assert await ask(half, transport_to(half, server.url)) == b"{          }"
 
 
+def test_a_request_that_breaks_off_in_its_body_is_noticed() -> None:
+    """By the servers of these tests: one that read on for ever could not be stopped."""
+    ours, theirs = socket.socketpair()
+    noticed = threading.Event()
+
+    def serve() -> None:
+        with pytest.raises(ConnectionResetError):
+            read_request(ours)
+        noticed.set()
+
+    with ours:
+        with theirs:
+            theirs.sendall(b"POST / HTTP/1.1\r\ncontent-length: 10\r\n\r\nhalf")
+        threading.Thread(target=serve, daemon=True).start()
+        assert noticed.wait(60)
+
+
 async def test_a_reset_is_a_lost_server(half: Half) -> None:
     def behave(peer: socket.socket) -> None:
         read_request(peer)
