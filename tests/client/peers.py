@@ -33,6 +33,7 @@ from atoll.protocol.sandboxes import (
     ServerInfo,
 )
 
+FRAMES_FOLLOW = b"HTTP/1.1 200 OK\r\ncontent-type: application/vnd.atoll.frames\r\ntransfer-encoding: chunked\r\n\r\n"
 JSON_OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 STATUS = {"SANDBOX_NOT_FOUND": 404, "INVALID_API_KEY": 401, "SANDBOX_START_FAILED": 500}
 
@@ -136,16 +137,15 @@ class Conversation:
         self.send_raw(encode_frame(kind, payload))
 
     def send_raw(self, data: bytes) -> None:
-        self.begin()
-        self._handler.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def begin(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self._handler.send_response(200)
-            self._handler.send_header("content-type", "application/vnd.atoll.frames")
-            self._handler.send_header("transfer-encoding", "chunked")
-            self._handler.end_headers()
+        self._write(b"")
+
+    def _write(self, data: bytes) -> None:
+        """At once, so that no client waits between the head of an answer and what follows it."""
+        head, self._has_begun = b"" if self._has_begun else FRAMES_FOLLOW, True
+        self._handler.wfile.write(head + data)
 
     def stdout(self, data: bytes) -> None:
         self.send(FrameKind.STDOUT, data)

@@ -640,10 +640,12 @@ async def test_a_list_without_end_is_not_kept(
 
 async def test_a_watch_is_ready_when_it_is_entered_and_ends_when_it_is_left(half: Half, stub: ContractServer) -> None:
     calls = []
-    may_begin, gone = threading.Event(), threading.Event()
+    has_answered, may_begin, gone = threading.Event(), threading.Event(), threading.Event()
 
     def agent(conversation: Conversation) -> None:
         calls.append(conversation.call)
+        conversation.begin()
+        has_answered.set()
         assert may_begin.wait(60)
         conversation.send(FrameKind.EVENT, encode_message(FileChanges(changes=[])))
         change = FileChange(type=ChangeType.CREATE, raw_path=b"/workspace/a\xff")
@@ -657,7 +659,8 @@ async def test_a_watch_is_ready_when_it_is_entered_and_ends_when_it_is_left(half
     watch = sandbox_of(half, stub).watch("/workspace", include="*.py", exclude=[".git", "build"])
     entering = half.entered(watch)
     waiting = asyncio.create_task(entering.__aenter__())
-    await asyncio.sleep(0)
+    assert await asyncio.to_thread(has_answered.wait, 60)
+    await half.list_sandboxes(url=stub.url)  # by then it has seen that its answer has begun
     assert not waiting.done()
     may_begin.set()
     changes = await waiting
@@ -687,7 +690,8 @@ async def test_closing_a_watch_wakes_whoever_waits_for_it(half: Half, stub: Cont
             return [change async for change in half.iterate(watch)]
 
         waiting = asyncio.create_task(collect())
-        await asyncio.sleep(0)
+        while not watch._frames._response._stream._is_waiting:
+            await asyncio.sleep(0.01)
         await half.close(watch)
         assert await waiting == []
 
@@ -770,7 +774,7 @@ async def test_a_download_that_is_cancelled_leaves_nothing(stub: ContractServer,
     downloading = asyncio.create_task(sandbox_of(async_half, stub).download("a", target / "b"))
     await asyncio.to_thread(has_begun.wait, 60)
     while not list(target.iterdir()):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
     downloading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await downloading

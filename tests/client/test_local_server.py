@@ -186,6 +186,8 @@ async def test_a_server_that_does_not_come_up_is_not_waited_for_for_ever(
     monkeypatch.setattr(half.local_server, "START_SECONDS", 1.0)
     with pytest.raises(ConnectionError, match="took no connection within 1 seconds"):
         await half.list_sandboxes()
+    while not started(runtime):  # or nobody would know whom to end
+        await asyncio.sleep(0.01)
 
 
 async def test_a_program_that_cannot_be_run_is_named(
