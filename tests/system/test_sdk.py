@@ -382,10 +382,18 @@ def hasty_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalServer
 
 async def visit(local: LocalServer) -> int:
     """A client with connections of its own; the server's pid."""
+    pid, descriptor = await meet(local)
+    os.close(descriptor)
+    return pid
+
+
+async def meet(local: LocalServer) -> tuple[int, int]:
+    """The same, with a descriptor of its process, which never comes to mean another."""
     server = Server("", None, local)
     info = await server.ask("GET", "/v1/server", ServerInfo)
+    descriptor = os.pidfd_open(info.pid)  # while we are connected, it stays
     server.transport.close_idle()
-    return info.pid
+    return info.pid, descriptor
 
 
 async def test_all_clients_that_come_around_the_end_of_the_server_are_served(hasty_server: LocalServer) -> None:
@@ -395,14 +403,16 @@ async def test_all_clients_that_come_around_the_end_of_the_server_are_served(has
     """
     pids = set()
     for number in range(20):
-        pids.add(pid := await visit(hasty_server))
+        pid, process = await meet(hasty_server)
+        pids.add(pid)
         await asyncio.sleep(number * 0.05)
         with suppress(ProcessLookupError):  # it has left
-            os.kill(pid, signal.SIGSTOP)
+            signal.pidfd_send_signal(process, signal.SIGSTOP)
         clients = asyncio.gather(*(visit(hasty_server) for _ in range(10)))
         await asyncio.sleep(0.5)
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+            signal.pidfd_send_signal(process, signal.SIGCONT)
+        os.close(process)
         pids.update(await clients)
     assert len(pids) > 2  # so some came to one, and some to the next
     for pid in pids:
@@ -416,7 +426,7 @@ async def test_a_server_whose_client_comes_at_the_last_moment_stays(hasty_server
     while not stayed:
         pids.add(pid := await visit(hasty_server))
         while not put_away.exists():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         with suppress(FileNotFoundError, ConnectionRefusedError):  # we were too late
             late = await connect(UnixAddress(str(put_away)), HANG_SECONDS)
             while put_away.exists():

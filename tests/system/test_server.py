@@ -502,13 +502,13 @@ async def test_a_command_that_waits_for_its_turn_streams_its_events(server: Runn
     await sandbox.exec("mkfifo gate")
     first = asyncio.create_task(sandbox.exec("cat gate"))
     while not (await sandbox.list_sessions())[0].commands_waiting:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
     asking = server.ask(
         "POST", "/v1/sandboxes/turns/exec", {"command": "echo 2"}, headers={"Accept": "text/event-stream"}
     )
     second = asyncio.create_task(asking)
     while (await sandbox.list_sessions())[0].commands_waiting < 2:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
     await (await sandbox.create_session("other")).exec("echo 1 > gate")
     assert (await first).stdout == "1\n"
     events = [line.split()[1] for line in (await second).body.decode().splitlines() if line.startswith("event:")]
