@@ -15,12 +15,13 @@ import pytest
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState
 from atoll.store.database import Database, open_database
 from atoll.store.timeline import Timeline
-from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.roster import Roster
 
 HANG_SECONDS = 60.0
+ME = Caller("me")
 
 
 @pytest.fixture
@@ -51,21 +52,21 @@ def first_process(machine: Machine, actor: SandboxActor) -> int:
 async def test_a_sandbox_that_ends_before_it_is_watched_is_stopped_and_starts_again(
     machine: Machine, actor: SandboxActor
 ) -> None:
-    await actor.ensure(SandboxOptions(), "me")
+    await actor.ensure(SandboxOptions(), ME)
     os.kill(first_process(machine, actor), signal.SIGKILL)
     live = machine.record(actor.name).to_live()
     with pytest.raises(FileNotFoundError):  # its group is gone; until then nobody else gets a turn
         while machine.engine.is_frozen(live) is not None:
             time.sleep(0.001)  # noqa: ASYNC251
     await wait_until_stopped(actor)
-    await actor.do("me", AgentLink.ping)
+    await actor.do(ME, AgentLink.ping)
 
 
 async def test_a_sandbox_that_ends_is_stopped_although_that_cannot_be_noted(
     machine: Machine, actor: SandboxActor, database: Database
 ) -> None:
-    await actor.ensure(SandboxOptions(), "me")
-    await actor.do("me", AgentLink.ping)
+    await actor.ensure(SandboxOptions(), ME)
+    await actor.do(ME, AgentLink.ping)
     database.close()
     os.kill(first_process(machine, actor), signal.SIGKILL)
     await wait_until_stopped(actor)

@@ -26,7 +26,7 @@ from atoll.client.local_server import LocalServer
 from atoll.client.network import UnixAddress, connect
 from atoll.client.sandbox import AsyncSandbox
 from atoll.client.server import Server
-from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.errors import AtollError, ErrorCode, NotFoundError, SandboxError
 from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.protocol.messages import ExecShell, encode_message
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState, ServerInfo
@@ -68,6 +68,64 @@ async def test_a_sandbox_from_its_first_use_to_its_end(half: Half, server: Runni
     await half.run(sandbox.destroy)
     await half.run(sandbox.destroy)
     assert (await half.run(sandbox.exec, "cat file")).exit_code == 1
+
+
+FIRST_OPERATIONS: dict[str, Callable[[Half, Any], Any]] = {
+    "exec": lambda half, sandbox: half.run(sandbox.exec, "true"),
+    "exec with input": lambda half, sandbox: half.run(sandbox.exec, "cat", stdin=iter(["a", "b"])),
+    "exec_stream": lambda half, sandbox: collect(half, sandbox.exec_stream("true")),
+    "write_file": lambda half, sandbox: half.run(sandbox.write_file, "file", "content"),
+    "write_file of pieces": lambda half, sandbox: half.run(sandbox.write_file, "file", iter([b"con", b"tent"])),
+    "list_files": lambda half, sandbox: half.run(sandbox.list_files, "."),
+    "start_process": lambda half, sandbox: half.run(sandbox.start_process, "true"),
+    "create_terminal": lambda half, sandbox: half.run(sandbox.create_terminal),
+    "create_session": lambda half, sandbox: half.run(sandbox.create_session, "mine"),
+    "list_sessions": lambda half, sandbox: half.run(sandbox.list_sessions),
+    "set_env_vars": lambda half, sandbox: half.run(sandbox.set_env_vars, {"B": "2"}),
+    "status": lambda half, sandbox: half.run(sandbox.status),
+}
+
+
+async def collect(half: Half, stream: Any) -> list[Any]:
+    return [event async for event in half.iterate(stream)]
+
+
+@pytest.mark.parametrize("operation", FIRST_OPERATIONS.values(), ids=FIRST_OPERATIONS.keys())
+async def test_what_another_has_destroyed_is_made_again_with_its_options(
+    half: Half, server: RunningServer, operation: Callable[[Half, Any], Any]
+) -> None:
+    options = {"limits": "lite", "env": {"A": "1"}, "labels": {"team": "a"}, "sleep_after": "5m", "keep_alive": True}
+    sandbox = half.get_sandbox("made-again", url=server.unix_url, **options)
+    for _ in range(2):
+        await operation(half, sandbox)
+        status = await half.run(half.get_sandbox("made-again", url=server.unix_url).status)
+        assert (status.limits.memory, "A" in status.env, status.labels) == (256 * 2**20, True, {"team": "a"})
+        assert (status.sleep_after, status.keep_alive) == (300.0, True)
+        await half.run(half.get_sandbox("made-again", url=server.unix_url).destroy)
+
+
+async def test_a_call_that_waits_for_a_destruction_makes_no_sandbox_without_its_options(
+    half: Half, server: RunningServer
+) -> None:
+    """Both are under way at once, in either order."""
+    sandbox = half.get_sandbox("made-again", url=server.unix_url, env={"A": "1"})
+    for _ in range(10):
+        await half.run(sandbox.exec, "true")
+        destroying = asyncio.create_task(server.ask("DELETE", "/v1/sandboxes/made-again"))
+        with suppress(NotFoundError, SandboxError):  # it was destroyed under way
+            assert (await half.run(sandbox.exec, "echo $A")).stdout == "1\n"
+        await destroying
+        assert (await half.run(sandbox.exec, "echo $A")).stdout == "1\n"
+
+
+async def test_over_http_a_request_may_ask_for_a_sandbox_that_exists(server: RunningServer) -> None:
+    headers = {"Atoll-Sandbox": "existing"}
+    answer = await server.ask("POST", "/v1/sandboxes/nobodys/exec", {"command": "true"}, headers=headers)
+    assert (answer.status, answer.json()["code"]) == (404, "SANDBOX_NOT_FOUND")
+    assert (await server.ask("GET", "/v1/sandboxes")).json() == {"sandboxes": []}
+    assert (await server.ask("PUT", "/v1/sandboxes/nobodys", {}, headers=headers)).status == 201
+    answer = await server.ask("POST", "/v1/sandboxes/nobodys/exec", {"command": "true"}, headers=headers)
+    assert answer.json()["exit_code"] == 0
 
 
 async def test_to_set_variables_or_labels_makes_the_sandbox(half: Half, server: RunningServer) -> None:

@@ -66,8 +66,8 @@ def get_async_sandbox(
 ) -> AsyncSandbox:
     """The sandbox with this id. Returns at once; the first operation makes it, or wakes it.
 
-    The same id always reaches the same sandbox, from any process and any client. Options count when it is made; one
-    that exists keeps what it has. `url` and `api_key` default to ATOLL_URL and ATOLL_API_KEY; without either, the
+    The same id always reaches the same sandbox, from any process and any client. Options count whenever this object
+    makes it, also after somebody else destroyed it; one that exists keeps what it has. `url` and `api_key` default to ATOLL_URL and ATOLL_API_KEY; without either, the
     server of this machine is used, and started if it does not run.
     """
     _refuse_what_comes_later(network=network, secrets=secrets, ttl=ttl, snapshot=snapshot)

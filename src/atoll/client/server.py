@@ -53,19 +53,19 @@ class Server:
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
         self.answer_grace = ANSWER_GRACE
 
-    async def ask(self, method: str, path: str, answer: type[T], body: object = None) -> T:
+    async def ask(self, method: str, path: str, answer: type[T], body: object = None, *, headers: str = "") -> T:
         """The answer to a request, which must be an `answer`."""
-        response = await self._request(method, path, body)
+        response = await self._request(method, path, body, headers)
         try:
             return msgspec.json.decode(await response.read(), type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
             raise self._nonsense(f"{method} {path} was answered with {cause}") from cause
 
-    async def tell(self, method: str, path: str, body: object = None) -> None:
+    async def tell(self, method: str, path: str, *, headers: str = "") -> None:
         """A request whose answer says nothing."""
-        await (await self._request(method, path, body)).read()
+        await (await self._request(method, path, None, headers)).read()
 
-    async def call(self, sandbox_id: str, call: Call, stdin: Input | None = None) -> Frames:
+    async def call(self, sandbox_id: str, call: Call, stdin: Input | None = None, *, headers: str = "") -> Frames:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         first = encode_frame(FrameKind.CALL, encode_call(call))
         response = await self.transport.request(
@@ -74,13 +74,14 @@ class Server:
             body=_body(first, stdin),
             content_type=FRAMES,
             accept=FRAMES,
+            headers=headers,
         )
         return await self.frames(response, self._patience_with(call))
 
-    async def begin_call(self, sandbox_id: str, call: Call) -> CallInput:
+    async def begin_call(self, sandbox_id: str, call: Call, *, headers: str = "") -> CallInput:
         """The same for a call whose input comes piece by piece."""
         target = f"{self._prefix}/v1/sandboxes/{sandbox_id}/call"
-        upload = await self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES)
+        upload = await self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
         await upload.send(encode_frame(FrameKind.CALL, encode_call(call)))
         return CallInput(self, upload)
 
@@ -102,9 +103,9 @@ class Server:
                 return self.answer_grace
         return None
 
-    async def _request(self, method: str, path: str, body: object) -> Response:
+    async def _request(self, method: str, path: str, body: object, headers: str) -> Response:
         content = b"" if body is None else _encode_json(body)
-        response = await self.transport.request(method, self._prefix + path, body=content)
+        response = await self.transport.request(method, self._prefix + path, body=content, headers=headers)
         await self._raise_for_status(response)
         return response
 

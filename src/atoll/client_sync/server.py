@@ -54,19 +54,19 @@ class Server:
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
         self.answer_grace = ANSWER_GRACE
 
-    def ask(self, method: str, path: str, answer: type[T], body: object = None) -> T:
+    def ask(self, method: str, path: str, answer: type[T], body: object = None, *, headers: str = "") -> T:
         """The answer to a request, which must be an `answer`."""
-        response = self._request(method, path, body)
+        response = self._request(method, path, body, headers)
         try:
             return msgspec.json.decode(response.read(), type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
             raise self._nonsense(f"{method} {path} was answered with {cause}") from cause
 
-    def tell(self, method: str, path: str, body: object = None) -> None:
+    def tell(self, method: str, path: str, *, headers: str = "") -> None:
         """A request whose answer says nothing."""
-        (self._request(method, path, body)).read()
+        (self._request(method, path, None, headers)).read()
 
-    def call(self, sandbox_id: str, call: Call, stdin: Input | None = None) -> Frames:
+    def call(self, sandbox_id: str, call: Call, stdin: Input | None = None, *, headers: str = "") -> Frames:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         first = encode_frame(FrameKind.CALL, encode_call(call))
         response = self.transport.request(
@@ -75,13 +75,14 @@ class Server:
             body=_body(first, stdin),
             content_type=FRAMES,
             accept=FRAMES,
+            headers=headers,
         )
         return self.frames(response, self._patience_with(call))
 
-    def begin_call(self, sandbox_id: str, call: Call) -> CallInput:
+    def begin_call(self, sandbox_id: str, call: Call, *, headers: str = "") -> CallInput:
         """The same for a call whose input comes piece by piece."""
         target = f"{self._prefix}/v1/sandboxes/{sandbox_id}/call"
-        upload = self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES)
+        upload = self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
         upload.send(encode_frame(FrameKind.CALL, encode_call(call)))
         return CallInput(self, upload)
 
@@ -103,9 +104,9 @@ class Server:
                 return self.answer_grace
         return None
 
-    def _request(self, method: str, path: str, body: object) -> Response:
+    def _request(self, method: str, path: str, body: object, headers: str) -> Response:
         content = b"" if body is None else _encode_json(body)
-        response = self.transport.request(method, self._prefix + path, body=content)
+        response = self.transport.request(method, self._prefix + path, body=content, headers=headers)
         self._raise_for_status(response)
         return response
 

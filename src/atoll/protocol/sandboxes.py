@@ -14,6 +14,8 @@ from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.limits import Limits
 
 DEFAULT_IMAGE = "host"
+# The header of a request that is to make no sandbox: SANDBOX_NOT_FOUND if there is none, and nothing was done.
+MUST_EXIST = ("atoll-sandbox", "existing")
 MAX_LABELS, MAX_LABEL = 64, 256
 
 

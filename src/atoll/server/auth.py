@@ -16,12 +16,15 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.sandboxes import MUST_EXIST
 from atoll.server.problems import problem_response
 from atoll.store.keys import Keys
+from atoll.supervisor.actor import Caller
 
 LOCAL = "local"  # who asks, over the Unix socket
 OPEN_PATHS = ("/docs", "/openapi.json")
 KEY_PROTOCOL = "atoll.key."
+MUST_EXIST_HEADER = tuple(word.encode() for word in MUST_EXIST)
 
 
 class Gate:
@@ -37,7 +40,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            scope["caller"] = self._identify(scope)
+            scope["caller"] = Caller(self._identify(scope), MUST_EXIST_HEADER in scope["headers"])
         except AtollError as problem:
             answer = problem_response(problem)
             answer.headers["connection"] = "close"  # a stranger's is not kept

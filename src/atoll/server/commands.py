@@ -22,7 +22,7 @@ from atoll.protocol.messages import CreateSession, Exec, ExecDone, ExecShell, Se
 from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
-from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, decode, patience_with
 
 # Of each of the two streams, in one JSON document: it is made in one go, while everybody else waits.
@@ -109,7 +109,7 @@ def to_text(data: bytes) -> tuple[str, str | None]:
 
 
 async def stream(
-    actor: SandboxActor, caller: str, call: Exec | ExecShell, stdin: bytes | None
+    actor: SandboxActor, caller: Caller, call: Exec | ExecShell, stdin: bytes | None
 ) -> AsyncGenerator[ExecEventBody, None]:
     """Ends early if the reader leaves, and so does the command."""
     outputs = {kind: Characters() for kind in _STREAMS}

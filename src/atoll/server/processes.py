@@ -44,7 +44,7 @@ from atoll.server.bodies import read_json, read_number, wants, while_client_wait
 from atoll.server.commands import to_text
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
-from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink, deadline, decode
 
 MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
@@ -195,7 +195,7 @@ async def wait(request: Request, call: WaitForPort | WaitForExit) -> ProcessInfo
 
 
 async def read_parts(
-    actor: SandboxActor, caller: str, call: StreamProcessLog
+    actor: SandboxActor, caller: Caller, call: StreamProcessLog
 ) -> AsyncGenerator[LogPart | ProcessInfo, None]:
     """The parts of a log. The last one says how the process is, for a log may have no parts."""
     async with actor.use(caller) as link, link.operation(call) as agent:

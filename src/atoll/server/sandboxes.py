@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxList, SandboxOptions, SandboxState
 from atoll.server.bodies import read_json, read_number, wants
 from atoll.server.problems import bad_request, json_response
-from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.roster import Roster
 
 EVENT_STREAM = "text/event-stream"
@@ -27,8 +27,8 @@ def actor_of(request: HTTPConnection) -> SandboxActor:
     return roster_of(request).actor(request.path_params["id"])
 
 
-def caller_of(request: HTTPConnection) -> str:
-    caller: str = request.scope["caller"]
+def caller_of(request: HTTPConnection) -> Caller:
+    caller: Caller = request.scope["caller"]
     return caller
 
 

@@ -53,6 +53,16 @@ logger = logging.getLogger("atoll.supervisor")
 T = TypeVar("T")
 
 
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks. One that `makes_none` is not to find itself with a new sandbox that has none of its options."""
+
+    name: str
+    makes_none: bool = False
+
+
+ATOLL, KERNEL = Caller("atoll"), Caller("kernel")
+
+
 class SandboxActor:
     def __init__(self, name: SandboxId, machine: Machine, timeline: Timeline) -> None:
         self.name = name
@@ -88,7 +98,7 @@ class SandboxActor:
             self._changes -= 1
 
     @asynccontextmanager
-    async def use(self, by: str) -> AsyncIterator[AgentLink]:
+    async def use(self, by: Caller) -> AsyncIterator[AgentLink]:
         """Its agent; the sandbox is made, started or thawed if need be, and stays awake while this lasts."""
         self._in_use += 1
         try:
@@ -100,7 +110,7 @@ class SandboxActor:
             self._in_use -= 1
             self._last_used = time.monotonic()
 
-    async def do(self, by: str, work: Callable[[AgentLink], Awaitable[T]]) -> T:
+    async def do(self, by: Caller, work: Callable[[AgentLink], Awaitable[T]]) -> T:
         """What `work` returns; it is done again if the sandbox had ended by itself before its agent took anything."""
         for is_last in (False,) * (MAX_ATTEMPTS - 1) + (True,):
             async with self.use(by) as link:
@@ -119,22 +129,22 @@ class SandboxActor:
             await asyncio.wait({self._watcher}, timeout=END_SECONDS)
         return link.has_ended
 
-    async def _wake(self, by: str) -> AgentLink:
+    async def _wake(self, by: Caller) -> AgentLink:
         async with self._change():
             if self._live is None:
-                await self._bring_up(SandboxOptions(), by)
+                await self._bring_up(None, by)
             await self._thaw("it was used", by)
             assert self._link
             return self._link
 
-    async def _thaw(self, cause: str, by: str) -> None:
+    async def _thaw(self, cause: str, by: Caller) -> None:
         if self._live and self._is_frozen:
             await self._machine.engine.thaw(self._live)
             self._is_frozen = False
             self._last_used = time.monotonic()
             self._note("thawed", cause=cause, by=by)
 
-    async def ensure(self, options: SandboxOptions, by: str) -> bool:
+    async def ensure(self, options: SandboxOptions, by: Caller) -> bool:
         """Make it if its id is new: then True. Start it if it is stopped."""
         async with self._change():
             is_new = not self._machine.exists(self.name)
@@ -142,11 +152,14 @@ class SandboxActor:
                 await self._bring_up(options, by)
             return is_new
 
-    async def _bring_up(self, options: SandboxOptions, by: str) -> None:
+    async def _bring_up(self, options: SandboxOptions | None, by: Caller) -> None:
         if self._machine.exists(self.name):
             self._take(await self._machine.start(self.name))
             self._note("started", cause="it was used", by=by)
+        elif options is None and by.makes_none:
+            raise self._not_found()
         else:
+            options = options or SandboxOptions()
             self._timeline.begin_anew(self.name)
             try:
                 live = await self._machine.create(
@@ -169,7 +182,7 @@ class SandboxActor:
             live = await self._machine.adopt(self.name)
         except AtollError:
             if self._last_change and self._last_change.what != "stopped":
-                self._note("stopped", cause="it ended while no server ran", by="kernel")
+                self._note("stopped", cause="it ended while no server ran", by=KERNEL)
             return
         self._take(live)
         with suppress(FileNotFoundError):  # it ends just now
@@ -186,7 +199,7 @@ class SandboxActor:
             continue
         async with self._change():
             if self._live is live:
-                self._note_if_possible("stopped", cause="its first process was killed", by="kernel")
+                self._note_if_possible("stopped", cause="its first process was killed", by=KERNEL)
                 if self._link:
                     self._link.has_ended = True
                 await self._let_go()
@@ -196,21 +209,21 @@ class SandboxActor:
         try:
             async for event in self._machine.engine.events(live):
                 if event.kind is EventKind.OOM_KILLED:
-                    self._note_if_possible("oom_killed", cause="it used all the memory it may", by="kernel")
+                    self._note_if_possible("oom_killed", cause="it used all the memory it may", by=KERNEL)
         except OSError as cause:
             logger.warning("sandbox %s cannot be watched, so this is tried again: %s", self.name, cause)
             await asyncio.sleep(WATCH_PAUSE_SECONDS)
             return False
         return True
 
-    def _note_if_possible(self, what: str, *, cause: str, by: str) -> None:
+    def _note_if_possible(self, what: str, *, cause: str, by: Caller) -> None:
         """Of what happened by itself: there is nobody to tell that it could not be noted, and it is no less true."""
         try:
             self._note(what, cause=cause, by=by)
         except AtollError as problem:
             logger.error("%r of sandbox %s is missing from its timeline: %s", what, self.name, problem)
 
-    async def destroy(self, by: str) -> None:
+    async def destroy(self, by: Caller) -> None:
         async with self._change():
             if not self._machine.is_on_record(self.name):
                 return
@@ -257,7 +270,7 @@ class SandboxActor:
             if self._live and not self._is_frozen and self._is_idle_for(record.upkeep.sleep_after):
                 await self._machine.engine.freeze(self._live)
                 self._is_frozen = True
-                self._note("frozen", cause=f"nobody used it for {record.upkeep.sleep_after:g} seconds", by="atoll")
+                self._note("frozen", cause=f"nobody used it for {record.upkeep.sleep_after:g} seconds", by=ATOLL)
 
     def _is_idle_for(self, seconds: float) -> bool:
         return self.is_awake and not self._in_use and time.monotonic() - self._last_used >= seconds
@@ -300,7 +313,7 @@ class SandboxActor:
             )
         return None
 
-    async def set_labels(self, labels: dict[str, str], by: str) -> None:
+    async def set_labels(self, labels: dict[str, str], by: Caller) -> None:
         check_labels(labels)
         async with self._change():
             record = await self._record_of_existing(by)
@@ -308,7 +321,7 @@ class SandboxActor:
             self._machine.update(record, upkeep=upkeep)
             self._note("labels_changed", cause="it was asked for", by=by)
 
-    async def set_env(self, changes: dict[str, str | None], by: str) -> None:
+    async def set_env(self, changes: dict[str, str | None], by: Caller) -> None:
         check_environment(changes)
         async with self._change():
             record = await self._record_of_existing(by)
@@ -322,10 +335,10 @@ class SandboxActor:
             self._machine.update(record, env=kept)
             self._note("env_changed", cause="it was asked for", by=by)
 
-    async def _record_of_existing(self, by: str) -> SandboxRecord:
+    async def _record_of_existing(self, by: Caller) -> SandboxRecord:
         """It is made, if its id is new."""
         if not self._machine.exists(self.name):
-            await self._bring_up(SandboxOptions(), by)
+            await self._bring_up(None, by)
         return self._record()
 
     async def _tell_environment(self, link: AgentLink, changes: dict[str, str | None]) -> None:
@@ -335,16 +348,16 @@ class SandboxActor:
             if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:  # if it ends just now, the next start has them
                 raise
 
-    async def create_session(self, call: CreateSession, by: str) -> SessionInfo:
+    async def create_session(self, call: CreateSession, by: Caller) -> SessionInfo:
         created = await self.do(by, lambda link: link.create_session(call))
         self._note_session("session_created", call.session_id, by)
         return created
 
-    async def delete_session(self, session_id: str, by: str) -> None:
+    async def delete_session(self, session_id: str, by: Caller) -> None:
         await self.do(by, lambda link: link.delete_session(session_id))
         self._note_session("session_deleted", session_id, by)
 
-    def _note_session(self, what: str, session_id: str, by: str) -> None:
+    def _note_session(self, what: str, session_id: str, by: Caller) -> None:
         if self._machine.exists(self.name):  # its end is the last that is noted
             self._note(what, cause=f"{session_id!r} was asked for", by=by)
 
@@ -379,8 +392,8 @@ class SandboxActor:
         finally:
             self._followers.discard(queue)
 
-    def _note(self, what: str, *, cause: str, by: str) -> None:
-        event = self._timeline.add(self.name, what, cause=cause, by=by)
+    def _note(self, what: str, *, cause: str, by: Caller) -> None:
+        event = self._timeline.add(self.name, what, cause=cause, by=by.name)
         if what in STATE_CHANGES:
             self._last_change = event
         for queue in self._followers:
@@ -392,13 +405,16 @@ class SandboxActor:
     def _record(self) -> SandboxRecord:
         record = self._machine.find(self.name)
         if record is None:
-            raise error(
-                ErrorCode.SANDBOX_NOT_FOUND,
-                f"there is no sandbox {self.name!r}",
-                remedy="Check the id; any operation on it, such as exec, makes it.",
-                sandbox=self.name,
-            )
+            raise self._not_found()
         return record
+
+    def _not_found(self) -> AtollError:
+        return error(
+            ErrorCode.SANDBOX_NOT_FOUND,
+            f"there is no sandbox {self.name!r}",
+            remedy="Check the id; any operation on it, such as exec, makes it.",
+            sandbox=self.name,
+        )
 
 
 def to_upkeep(options: SandboxOptions) -> Upkeep:
