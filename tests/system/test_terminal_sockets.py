@@ -205,6 +205,7 @@ async def test_a_socket_without_a_key_is_refused(server: RunningServer, options:
             pass
     assert refused.value.response.status_code == 401
     assert json.loads(refused.value.response.body)["code"] == "INVALID_API_KEY"
+    assert "ERROR" not in server.log.read_text()
 
 
 async def test_a_key_in_a_header_is_fine_and_in_the_url_is_none(server: RunningServer) -> None:
