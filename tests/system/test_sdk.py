@@ -136,6 +136,15 @@ async def test_to_set_variables_or_labels_makes_the_sandbox(half: Half, server: 
     assert (await half.run(two.status)).labels == {"team": "a"}
 
 
+async def test_a_name_that_no_shell_can_have_is_for_commands_without_one(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("named", url=server.unix_url)
+    printed = (await half.run(sandbox.exec, ["env"], env={"a-b": "1"})).stdout
+    assert "a-b=1\n" in printed
+    with pytest.raises(ValueError, match="INVALID_ENVIRONMENT"):
+        await half.run(sandbox.exec, "env", env={"a-b": "1"})
+    await half.run(sandbox.set_env_vars, {"a-b": None})
+
+
 async def test_sandboxes_are_found_by_label_and_state(half: Half, server: RunningServer) -> None:
     for name, team in (("one", "a"), ("two", "b"), ("three", "a")):
         labels = {"team": team, "name with = & ?".replace("=", "-"): "ü"}

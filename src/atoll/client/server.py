@@ -35,6 +35,10 @@ Input = bytes | Iterator[bytes | NotYet]  # what is bytes fits one frame
 
 def find_server(url: str | None = None, api_key: str | None = None) -> Server:
     """The server at `url`, at ATOLL_URL, or on this machine; always the same object, so that connections are shared."""
+    if url is not None:
+        parse_url(url)
+    if api_key is not None:
+        check_api_key(api_key, "api_key")
     url = url or os.environ.get("ATOLL_URL") or ""
     api_key = api_key or os.environ.get("ATOLL_API_KEY") or None
     return shared_server(url, api_key, None if url else LocalServer.from_environment())
@@ -47,8 +51,8 @@ def shared_server(url: str, api_key: str | None, local: LocalServer | None) -> S
 
 class Server:
     def __init__(self, url: str, api_key: str | None, local: LocalServer | None = None) -> None:
-        if api_key and not (api_key.isascii() and api_key.isprintable()):
-            raise error(ErrorCode.INVALID_API_KEY, "the API key is not printable ASCII", remedy="Check api_key=.")
+        if api_key is not None:
+            check_api_key(api_key)
         self.address, self._prefix = (local.address, "") if local else parse_url(url)
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
         self.answer_grace = ANSWER_GRACE
@@ -242,10 +246,22 @@ def misbehaved(what: str) -> AtollError:
     return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Destroy the sandbox.")
 
 
+def check_api_key(key: object, name: str = "ATOLL_API_KEY") -> None:
+    """The key itself is not shown: what is wrong with it may be a line end."""
+    if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
+        raise error(
+            ErrorCode.INVALID_API_KEY,
+            f"{name} is {'empty' if key == '' else 'not printable ASCII text'}, so no server can have given it",
+            remedy="Give the key that `atoll key create` printed, as it is.",
+            field=name,
+        )
+
+
 def parse_url(url: str) -> tuple[Address, str]:
     """Where `url` points to, and the path before ours, if a proxy has one."""
     try:
-        parts = urlsplit(url if url.isascii() and url.isprintable() and " " not in url else "")
+        is_plain = isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url
+        parts = urlsplit(url if is_plain else "")
         if parts.scheme == "unix" and parts.path and not parts.netloc:
             return UnixAddress(parts.path), ""
         if (

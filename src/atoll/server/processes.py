@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from atoll.protocol.arguments import check_directory
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AgentMisbehavedError, AtollError
 from atoll.protocol.frames import Frame, FrameKind
@@ -120,7 +121,7 @@ async def post_process(request: Request) -> Response:
         command=asked.command,
         process_id=asked.id,
         session_id=asked.session_id,
-        cwd=asked.cwd,
+        cwd=check_directory(asked.cwd),
         env=asked.env,
         timeout=_seconds(asked.timeout),
         restart=asked.restart,

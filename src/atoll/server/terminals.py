@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from atoll.protocol.arguments import check_directory
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.terminals import (
@@ -65,7 +66,7 @@ async def post_terminal(request: Request) -> Response:
         cols=asked.cols,
         rows=asked.rows,
         shell=to_words(asked.shell),
-        cwd=asked.cwd,
+        cwd=check_directory(asked.cwd),
         env=asked.env,
         session_id=asked.session_id,
     )

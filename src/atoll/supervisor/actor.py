@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from atoll.engine.base import EventKind, LiveSandbox
+from atoll.protocol.arguments import check_lasting_variables
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AgentLostError, AtollError, ErrorCode, error
@@ -166,7 +167,7 @@ class SandboxActor:
                     self.name,
                     image=options.image,
                     limits=options.limits,
-                    env=options.env,
+                    env=check_lasting_variables(options.env),
                     upkeep=to_upkeep(options),
                 )
             except BaseException:
@@ -322,7 +323,7 @@ class SandboxActor:
             self._note("labels_changed", cause="it was asked for", by=by)
 
     async def set_env(self, changes: dict[str, str | None], by: Caller) -> None:
-        check_environment(changes)
+        check_lasting_variables(changes)
         async with self._change():
             record = await self._record_of_existing(by)
             merged = {**record.env, **changes}
