@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import fcntl
+import io
 import os
 import select
 import signal
@@ -347,6 +348,98 @@ async def test_an_idle_sandbox_is_frozen_and_thaws_on_use(server: RunningServer)
     await sandbox.set_env_vars({"A": "1"})
     await wait_for_event(sandbox, "frozen", since=thawed.number + 1)
     await sandbox.destroy()
+    await sandbox.aclose()
+
+
+async def test_a_sandbox_sleeps_and_wakes_when_it_is_told_to(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("told", url=server.unix_url)
+    with pytest.raises(LookupError, match="SANDBOX_NOT_FOUND"):
+        await half.run(sandbox.sleep)
+    await half.run(sandbox.wake)
+    await half.run(sandbox.exec, "state=kept; echo kept > file")
+    for _ in range(2):
+        await half.run(sandbox.sleep)
+        assert (await half.run(sandbox.status)).state is SandboxState.FROZEN
+    assert (await half.run(sandbox.exec, "echo $state")).stdout == "kept\n"
+    await half.run(sandbox.sleep)
+    await half.run(sandbox.wake)
+    assert (await half.run(sandbox.status)).state is SandboxState.RUNNING
+    for _ in range(2):
+        await half.run(sandbox.sleep, stop=True)
+        status = await half.run(sandbox.status)
+        assert (status.state, status.cause, status.use) == (SandboxState.STOPPED, "it was asked for", None)
+    assert (await half.run(sandbox.exec, "echo ${state:-gone}; cat file")).stdout == "gone\nkept\n"
+    happened = [event.what for event in await half.run(sandbox.events)]
+    assert happened == ["created", "frozen", "thawed", "frozen", "thawed", "stopped", "started"]
+
+
+async def test_what_is_frozen_is_stopped_as_what_is_awake(server: RunningServer) -> None:
+    """Its processes are told before they are ended."""
+    sandbox = server.sandbox("told")
+    process = await sandbox.start_process("trap 'echo told > file; exit' TERM; echo ready; while :; do sleep 0.1; done")
+    await process.wait_for_log("ready")
+    await sandbox.sleep()
+    await sandbox.sleep(stop=True)
+    assert (await sandbox.status()).state is SandboxState.STOPPED
+    assert (await sandbox.read_file("file")).content == "told\n"
+    assert await sandbox.list_processes() == []
+    await sandbox.aclose()
+
+
+async def test_commands_stand_still_with_their_sandbox_and_end_when_it_stops(server: RunningServer) -> None:
+    sandbox, other = server.sandbox("told"), server.sandbox("told")
+    with Later() as later:
+        stream = sandbox.exec_stream("echo begun; read line; echo $line", stdin=later)
+        assert [(await anext(stream)).type, (await anext(stream)).data] == ["start", "begun\n"]
+        await other.sleep()
+        later.give(b"woken\n")  # which is for a program inside, so it wakes
+        assert [event.data async for event in stream] == ["woken\n", ""]
+    async with sandbox.exec_stream("echo begun; sleep 1000") as stream:
+        assert [(await anext(stream)).type, (await anext(stream)).data] == ["start", "begun\n"]
+        await other.sleep(stop=True)
+        with pytest.raises(ConnectionError, match="AGENT_LOST"):
+            async for _ in stream:
+                pass
+    for client in (sandbox, other):
+        await client.aclose()
+
+
+class Later(io.FileIO):
+    """Input that comes when it is given."""
+
+    def __init__(self) -> None:
+        reading, self._writing = os.pipe()
+        super().__init__(reading)
+
+    def give(self, data: bytes) -> None:
+        os.write(self._writing, data)
+        os.close(self._writing)
+
+
+async def test_when_a_sandbox_sleeps_and_stops_can_be_changed(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("changed", url=server.unix_url, keep_alive=True, sleep_after=0.1)
+    await half.run(sandbox.exec, "true")
+    await half.run(sandbox.set_stop_after, "1h")
+    await half.run(sandbox.set_sleep_after, "5m")
+    await half.run(sandbox.set_keep_alive, False)
+    status = await half.run(sandbox.status)
+    assert (status.sleep_after, status.keep_alive, status.stop_after) == (300.0, False, 3600.0)
+    await half.run(sandbox.set_stop_after, None)
+    assert (await half.run(sandbox.status)).stop_after is None
+    changes = [event.cause for event in await half.run(sandbox.events) if event.what == "upkeep_changed"]
+    asked = ("stop_after=3600s", "sleep_after=300s", "keep_alive=False", "stop_after=None")
+    assert changes == [f"{change} was asked for" for change in asked]
+
+
+async def test_a_sandbox_that_nobody_wakes_is_stopped_in_time(server: RunningServer) -> None:
+    sandbox = server.sandbox("changed")
+    await sandbox.exec("echo kept > file")
+    await sandbox.set_stop_after(0.1)
+    await sandbox.set_sleep_after(0.1)
+    stopped = await wait_for_event(sandbox, "stopped")
+    assert stopped.cause == "it slept for 0.1 seconds"
+    assert (await sandbox.read_file("file")).content == "kept\n"
+    await sandbox.set_stop_after(None)
     await sandbox.aclose()
 
 

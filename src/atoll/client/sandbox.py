@@ -33,6 +33,8 @@ from atoll.protocol.sandboxes import (
     SandboxList,
     SandboxOptions,
     SandboxState,
+    SleepRequest,
+    UpkeepChanges,
     check_labels,
 )
 
@@ -164,6 +166,34 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
     async def set_labels(self, labels: Mapping[str, str]) -> None:
         """Its labels from now on, instead of those it had."""
         await self._link.ask("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
+
+    async def sleep(self, stop: bool = False) -> None:
+        """Let it stand still, memory kept, until the next operation; or with `stop` end all that runs in it.
+
+        Nobody is asked: commands that somebody waits for stand still too, and with `stop` they are AGENT_LOST. One that
+        was stopped keeps its files, and starts again without its processes.
+        """
+        await self._link.ask("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
+
+    async def wake(self) -> None:
+        """Wake it, start it, or make it. Every operation does that by itself; this one does nothing else."""
+        await self._link.ask("POST", SandboxInfo, path="/wake")
+
+    async def set_sleep_after(self, sleep_after: float | str) -> None:
+        """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
+        await self._change(UpkeepChanges(sleep_after=parse_duration(sleep_after, "sleep_after")))
+
+    async def set_keep_alive(self, keep_alive: bool) -> None:
+        """Whether it stays awake however long nobody uses it."""
+        await self._change(UpkeepChanges(keep_alive=check_flag(keep_alive, "keep_alive")))
+
+    async def set_stop_after(self, stop_after: float | str | None) -> None:
+        """For how long it sleeps before it is stopped, which frees its memory; None for ever."""
+        seconds = None if stop_after is None else parse_duration(stop_after, "stop_after")
+        await self._change(UpkeepChanges(stop_after=seconds))
+
+    async def _change(self, changes: UpkeepChanges) -> None:
+        await self._link.ask("PATCH", SandboxInfo, body=changes)
 
     async def events(self, since: int | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""

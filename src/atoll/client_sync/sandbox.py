@@ -34,6 +34,8 @@ from atoll.protocol.sandboxes import (
     SandboxList,
     SandboxOptions,
     SandboxState,
+    SleepRequest,
+    UpkeepChanges,
     check_labels,
 )
 
@@ -165,6 +167,34 @@ class Sandbox(Commands, Files, Processes, Terminals):
     def set_labels(self, labels: Mapping[str, str]) -> None:
         """Its labels from now on, instead of those it had."""
         self._link.ask("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
+
+    def sleep(self, stop: bool = False) -> None:
+        """Let it stand still, memory kept, until the next operation; or with `stop` end all that runs in it.
+
+        Nobody is asked: commands that somebody waits for stand still too, and with `stop` they are AGENT_LOST. One that
+        was stopped keeps its files, and starts again without its processes.
+        """
+        self._link.ask("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
+
+    def wake(self) -> None:
+        """Wake it, start it, or make it. Every operation does that by itself; this one does nothing else."""
+        self._link.ask("POST", SandboxInfo, path="/wake")
+
+    def set_sleep_after(self, sleep_after: float | str) -> None:
+        """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
+        self._change(UpkeepChanges(sleep_after=parse_duration(sleep_after, "sleep_after")))
+
+    def set_keep_alive(self, keep_alive: bool) -> None:
+        """Whether it stays awake however long nobody uses it."""
+        self._change(UpkeepChanges(keep_alive=check_flag(keep_alive, "keep_alive")))
+
+    def set_stop_after(self, stop_after: float | str | None) -> None:
+        """For how long it sleeps before it is stopped, which frees its memory; None for ever."""
+        seconds = None if stop_after is None else parse_duration(stop_after, "stop_after")
+        self._change(UpkeepChanges(stop_after=seconds))
+
+    def _change(self, changes: UpkeepChanges) -> None:
+        self._link.ask("PATCH", SandboxInfo, body=changes)
 
     def events(self, since: int | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.limits import Limits
@@ -39,6 +40,20 @@ class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keep_alive: bool = False
 
 
+class SleepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """With `stop` everything that runs in it is ended; else it stands still, and memory is kept."""
+
+    stop: bool = False
+
+
+class UpkeepChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """When it is put to sleep and stopped. What is not given stays as it is; `stop_after` null is never."""
+
+    sleep_after: float | str | UnsetType = UNSET
+    keep_alive: bool | UnsetType = UNSET
+    stop_after: float | str | UnsetType | None = UNSET
+
+
 class Use(msgspec.Struct, frozen=True, kw_only=True):
     """What a running sandbox uses."""
 
@@ -65,6 +80,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     env: list[str]  # names only: values may be secrets
     sleep_after: float | None
     keep_alive: bool
+    stop_after: float | None = None  # seconds of sleep after which it is stopped; None for never
     use: Use | None = None
 
 
@@ -77,7 +93,9 @@ class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime
-    what: str  # created started frozen thawed stopped oom_killed labels_changed env_changed destroyed
+    # created started frozen thawed stopped oom_killed labels_changed env_changed upkeep_changed session_created
+    # session_deleted destroyed
+    what: str
     cause: str
     by: str
     count: int = 1  # how many of its kind this one stands for, in a row; the time is that of the last

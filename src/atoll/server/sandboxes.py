@@ -9,7 +9,15 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 
-from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxList, SandboxOptions, SandboxState
+from atoll.protocol.sandboxes import (
+    EventList,
+    SandboxEvent,
+    SandboxList,
+    SandboxOptions,
+    SandboxState,
+    SleepRequest,
+    UpkeepChanges,
+)
 from atoll.server.bodies import read_json, read_number, wants
 from atoll.server.problems import bad_request, json_response
 from atoll.supervisor.actor import Caller, SandboxActor
@@ -85,6 +93,26 @@ async def patch_env(request: Request) -> Response:
     changes = await read_json(request, dict[str, str | None])
     actor = actor_of(request)
     await actor.set_env(changes, caller_of(request))
+    return json_response(await actor.info())
+
+
+async def post_sleep(request: Request) -> Response:
+    asked = await read_json(request, SleepRequest)
+    actor = actor_of(request)
+    await actor.sleep(caller_of(request), stop=asked.stop)
+    return json_response(await actor.info())
+
+
+async def post_wake(request: Request) -> Response:
+    actor = actor_of(request)
+    await actor.wake(caller_of(request))
+    return json_response(await actor.info())
+
+
+async def patch_sandbox(request: Request) -> Response:
+    changes = await read_json(request, UpkeepChanges)
+    actor = actor_of(request)
+    await actor.set_upkeep(changes, caller_of(request))
     return json_response(await actor.info())
 
 

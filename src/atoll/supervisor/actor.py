@@ -15,7 +15,8 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -24,12 +25,14 @@ from atoll.protocol.arguments import check_lasting_variables
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AgentLostError, AtollError, ErrorCode, error
+from atoll.protocol.processes import KillAllProcesses, decode_process_count
 from atoll.protocol.sandboxes import (
     STATE_CHANGES,
     SandboxEvent,
     SandboxInfo,
     SandboxOptions,
     SandboxState,
+    UpkeepChanges,
     Use,
     check_labels,
 )
@@ -262,19 +265,72 @@ class SandboxActor:
             if live:
                 live.release()
 
+    async def sleep(self, by: Caller, *, stop: bool = False) -> None:
+        """Freeze it, or stop it. Commands that somebody waits for stand still with it, or end: who asks knows best."""
+        async with self._change():
+            self._record()
+            if stop:
+                await self._stop("it was asked for", by)
+            else:
+                await self._freeze("it was asked for", by)
+
+    async def wake(self, by: Caller) -> None:
+        """As any operation does by itself."""
+        async with self.use(by):
+            pass
+
+    async def rouse(self, by: Caller) -> None:
+        """Wake it for the sake of an operation that is under way, such as a terminal that somebody types into."""
+        if self._is_frozen:
+            await self._wake(by)
+
     async def sleep_if_idle(self) -> None:
         """Freeze what nobody has used for as long as it was asked to stay awake."""
         record = self._machine.find(self.name)
         if record is None or record.upkeep.keep_alive or not self._is_idle_for(record.upkeep.sleep_after):
             return
         async with self._change():
-            if self._live and not self._is_frozen and self._is_idle_for(record.upkeep.sleep_after):
-                await self._machine.engine.freeze(self._live)
-                self._is_frozen = True
-                self._note("frozen", cause=f"nobody used it for {record.upkeep.sleep_after:g} seconds", by=ATOLL)
+            if self._is_idle_for(record.upkeep.sleep_after):
+                await self._freeze(f"nobody used it for {record.upkeep.sleep_after:g} seconds", ATOLL)
 
     def _is_idle_for(self, seconds: float) -> bool:
         return self.is_awake and not self._in_use and time.monotonic() - self._last_used >= seconds
+
+    async def _freeze(self, cause: str, by: Caller) -> None:
+        if self._live and not self._is_frozen:
+            await self._machine.engine.freeze(self._live)
+            self._is_frozen = True
+            self._note("frozen", cause=cause, by=by)
+
+    @property
+    def is_to_be_stopped(self) -> bool:
+        """Whether it sleeps, and not for ever."""
+        record = self._machine.find(self.name) if self._is_frozen else None
+        return record is not None and record.upkeep.stop_after is not None
+
+    async def stop_if_long_asleep(self) -> None:
+        if self.is_to_be_stopped:
+            async with self._change():
+                after = self._record().upkeep.stop_after
+                if self._is_frozen and after is not None and self._asleep_for() >= after:
+                    await self._stop(f"it slept for {after:g} seconds", ATOLL)
+
+    def _asleep_for(self) -> float:
+        """By the timeline, which knows it also of what an earlier server put to sleep."""
+        change = self._last_change
+        return (datetime.now(UTC) - change.time).total_seconds() if change and change.what == "frozen" else 0.0
+
+    async def _stop(self, cause: str, by: Caller) -> None:
+        if self._live is None or self._link is None:
+            return
+        live, link = self._live, self._link
+        await self._thaw("it is about to be stopped", by)
+        with suppress(AtollError):  # one that does not answer is ended all the same
+            await link.ask(KillAllProcesses(), decode_process_count)  # which are told first, and given a moment
+        await self._machine.engine.stop(live)
+        link.has_ended = True  # so that a call which it did not take any more starts it again
+        self._note("stopped", cause=cause, by=by)
+        await self._let_go()
 
     async def info(self) -> SandboxInfo:
         record, change = self._record(), self._last_change
@@ -292,6 +348,7 @@ class SandboxActor:
             env=sorted(name for name, value in record.env.items() if value is not None),
             sleep_after=record.upkeep.sleep_after,
             keep_alive=record.upkeep.keep_alive,
+            stop_after=record.upkeep.stop_after,
             use=await self._use(),
         )
 
@@ -321,6 +378,14 @@ class SandboxActor:
             upkeep = msgspec.structs.replace(record.upkeep, labels=labels)
             self._machine.update(record, upkeep=upkeep)
             self._note("labels_changed", cause="it was asked for", by=by)
+
+    async def set_upkeep(self, changes: UpkeepChanges, by: Caller) -> None:
+        checked = checked_upkeep(changes)
+        async with self._change():
+            record = await self._record_of_existing(by)
+            self._machine.update(record, upkeep=msgspec.structs.replace(record.upkeep, **checked))
+            asked = " and ".join(f"{name}={_in_words(value)}" for name, value in checked.items())
+            self._note("upkeep_changed", cause=f"{asked or 'nothing'} was asked for", by=by)
 
     async def set_env(self, changes: dict[str, str | None], by: Caller) -> None:
         check_lasting_variables(changes)
@@ -416,6 +481,19 @@ class SandboxActor:
             remedy="Check the id; any operation on it, such as exec, makes it.",
             sandbox=self.name,
         )
+
+
+def checked_upkeep(changes: UpkeepChanges) -> dict[str, Any]:
+    """Fields of `Upkeep` with what they become."""
+    given = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not msgspec.UNSET}
+    for name in ("sleep_after", "stop_after"):
+        if given.get(name) is not None:
+            given[name] = parse_duration(given[name], name)
+    return given
+
+
+def _in_words(value: object) -> str:
+    return f"{value:g}s" if isinstance(value, float) else str(value)
 
 
 def to_upkeep(options: SandboxOptions) -> Upkeep:

@@ -70,7 +70,7 @@ class Roster:
 
     @property
     def is_needed(self) -> bool:
-        return any(actor.is_awake or actor.is_in_use for actor in self._actors.values())
+        return any(actor.is_awake or actor.is_in_use or actor.is_to_be_stopped for actor in self._actors.values())
 
     async def list(self, labels: dict[str, str], state: SandboxState | None) -> list[SandboxInfo]:
         wanted = [record.id for record in self._machine.records() if labels.items() <= record.upkeep.labels.items()]
@@ -86,5 +86,6 @@ class Roster:
             for actor in list(self._actors.values()):
                 try:
                     await actor.sleep_if_idle()
+                    await actor.stop_if_long_asleep()
                 except (AtollError, OSError) as cause:  # OSError: it ends just now, and its control group with it
                     logger.warning("sandbox %s does not sleep: %s", actor.name, cause)
