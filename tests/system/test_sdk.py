@@ -334,6 +334,8 @@ async def test_a_command_that_was_taken_when_the_first_process_was_killed_is_los
                     os.kill(first_process(server, "killed-busy"), signal.SIGKILL)
     assert isinstance(caught.value, AtollError)
     assert caught.value.code is ErrorCode.AGENT_LOST
+    assert "its first process was killed" in caught.value.message
+    assert "starts the sandbox" in caught.value.remedy
     await sandbox.aclose()
 
 
@@ -397,7 +399,7 @@ async def test_commands_stand_still_with_their_sandbox_and_end_when_it_stops(ser
     async with sandbox.exec_stream("echo begun; sleep 1000") as stream:
         assert [(await anext(stream)).type, (await anext(stream)).data] == ["start", "begun\n"]
         await other.sleep(stop=True)
-        with pytest.raises(ConnectionError, match="AGENT_LOST"):
+        with pytest.raises(ConnectionError, match="was stopped while this was under way"):
             async for _ in stream:
                 pass
     for client in (sandbox, other):
@@ -456,6 +458,7 @@ async def test_destroying_ends_the_commands_that_run_with_a_typed_error(server: 
             await anext(stream)
         assert isinstance(caught.value, AtollError)
         assert caught.value.code is ErrorCode.AGENT_LOST
+        assert "was destroyed" in caught.value.message
     assert await asyncio.to_thread(lambda: kept.stages(server.state)) == {}
     await sandbox.aclose()
 

@@ -211,7 +211,10 @@ class Frames:
             return await self._response.next_chunk(None if self._is_queueing else self._patience)
         except SilenceError as cause:
             message = f"the sandbox's agent was silent for {self._patience:g} seconds"
-            remedy = "Something may have stopped it, or left it no cpu; destroy the sandbox."
+            remedy = (
+                "Something may have stopped it, or left it no cpu. Ask again; if that fails too, sleep(stop=True) ends "
+                "what runs in the sandbox and keeps its files, destroy() ends both."
+            )
             raise error(ErrorCode.AGENT_TIMEOUT, message, remedy=remedy) from cause
 
     async def result(self) -> Frame:
@@ -243,7 +246,7 @@ class Frames:
 
 def misbehaved(what: str) -> AtollError:
     message = f"the sandbox's agent broke the protocol: {what}"
-    return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Destroy the sandbox.")
+    return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
 
 
 def check_api_key(key: object, name: str = "ATOLL_API_KEY") -> None:

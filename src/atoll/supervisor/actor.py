@@ -24,7 +24,7 @@ from atoll.engine.base import EventKind, LiveSandbox
 from atoll.protocol.arguments import check_lasting_variables
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import AgentLostError, AtollError, ErrorCode, error
+from atoll.protocol.errors import AgentLostError, AgentTimeoutError, AtollError, ErrorCode, error
 from atoll.protocol.processes import KillAllProcesses, decode_process_count
 from atoll.protocol.sandboxes import (
     STATE_CHANGES,
@@ -36,7 +36,7 @@ from atoll.protocol.sandboxes import (
     Use,
     check_labels,
 )
-from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.agent_link import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED, AgentLink
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:
@@ -234,6 +234,8 @@ class SandboxActor:
             if self._live is None:
                 await self._machine.remove(self.name)
             else:
+                if self._link:
+                    self._link.ending = WHEN_DESTROYED
                 await self._machine.destroy(self._live)
                 await self._let_go()
             self._note(DESTROYED, cause="it was asked for", by=by)
@@ -260,6 +262,7 @@ class SandboxActor:
                 self._watcher.cancel()
                 await asyncio.gather(self._watcher, return_exceptions=True)
             if self._link:
+                self._link.ending = WHEN_CLOSED
                 self._link.close()
                 self._link = None
             if live:
@@ -283,6 +286,20 @@ class SandboxActor:
         """Wake it for the sake of an operation that is under way, such as a terminal that somebody types into."""
         if self._is_frozen:
             await self._wake(by)
+
+    async def check_agent(self) -> None:
+        """One that does not answer has all that waits for it given up. Whatever it does, its first process answers."""
+        link, change = self._link, self._last_change
+        if link is None or self._is_frozen or not link.is_waited_for:
+            return
+        try:
+            await link.ping()
+        except AgentTimeoutError:
+            if self._last_change is change:  # it has not been asleep meanwhile
+                logger.warning("the agent of sandbox %s does not answer", self.name)
+                link.give_up()
+        except AgentLostError:  # it ends just now, which others see to
+            pass
 
     async def sleep_if_idle(self) -> None:
         """Freeze what nobody has used for as long as it was asked to stay awake."""
@@ -327,6 +344,7 @@ class SandboxActor:
         await self._thaw("it is about to be stopped", by)
         with suppress(AtollError):  # one that does not answer is ended all the same
             await link.ask(KillAllProcesses(), decode_process_count)  # which are told first, and given a moment
+        link.ending = WHEN_STOPPED
         await self._machine.engine.stop(live)
         link.has_ended = True  # so that a call which it did not take any more starts it again
         self._note("stopped", cause=cause, by=by)
