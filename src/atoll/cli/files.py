@@ -95,7 +95,7 @@ def mkdir(sandbox_id: str, path: str, parents: bool, url: str | None, api_key: s
         print_document(to_info_body(made))
 
 
-@files.command()
+@files.command(short_help="Show type, size, mode, owner and time of a file.")
 @id_argument
 @click.argument("path")
 @server_options

@@ -281,7 +281,7 @@ def parse_url(url: str) -> tuple[Address, str]:
     raise error(
         ErrorCode.INVALID_REQUEST,
         f"{url!r:.200} is not the URL of a server",
-        remedy="Give http://host:port, https://host or unix:///path/to/server.sock in url= or ATOLL_URL.",
+        remedy="Give http://host:port, https://host or unix:///path/to/server.sock, in url=, --url or ATOLL_URL.",
     )
 
 
