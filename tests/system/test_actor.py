@@ -17,7 +17,7 @@ from atoll.protocol.files import ListFiles, WatchFiles
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import Call, Exec, ExecShell
 from atoll.protocol.processes import ListProcesses
-from atoll.protocol.sandboxes import SandboxOptions, SandboxState
+from atoll.protocol.sandboxes import SandboxOptions, SandboxState, UpkeepChanges
 from atoll.protocol.terminals import ListTerminals
 from atoll.store.database import Database, open_database
 from atoll.store.timeline import Timeline
@@ -140,3 +140,17 @@ def stand_still(process: int) -> None:
     os.kill(process, signal.SIGSTOP)
     while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.001)
+
+
+async def test_a_server_is_needed_by_a_sandbox_that_is_still_to_be_stopped(actor: SandboxActor) -> None:
+    await actor.ensure(SandboxOptions(), ME)
+    await actor.sleep(ME)
+    assert not actor.is_to_be_stopped
+    await actor.set_upkeep(UpkeepChanges(stop_after="1h"), ME)
+    assert actor.is_to_be_stopped
+    await actor.stop_if_long_asleep()
+    assert (await actor.info()).state is SandboxState.FROZEN
+    await actor.set_upkeep(UpkeepChanges(stop_after=0), ME)
+    await actor.stop_if_long_asleep()
+    assert not actor.is_to_be_stopped
+    assert (await actor.info()).cause == "it slept for 0 seconds"
