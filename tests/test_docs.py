@@ -33,6 +33,7 @@ PRINTED = (
         "/workspace/data/b.csv",
         "['a.csv', 'b.csv']",
     ],
+    ["frozen 1", "'frozen', 'thawed', 'stopped', 'upkeep_changed'"],
 )
 
 

@@ -24,6 +24,7 @@ from tests.leaks import Surroundings
 ATOLL = (sys.executable, "-m", "atoll.cli")
 EVERY_BYTE = bytes(range(256)) * 300
 PATIENCE_SECONDS = 60
+WITH_ID = ("shell", "inspect", "rm", "events", "ps", "sleep", "wake")
 
 
 @dataclass
@@ -284,7 +285,7 @@ def test_inspect_shows_one_and_makes_none(cli: Cli) -> None:
 def test_rm_takes_several_and_twice_is_fine(cli: Cli) -> None:
     for name in ("a", "b", "c"):
         sandbox(cli, name)
-    assert cli("rm", "a", "No-Id").returncode == 1
+    assert cli("rm", "a", "No-Id").returncode == 2
     assert cli.ids() == ["a", "b", "c"]
     assert cli("rm", "a", "b").stdout == b""
     assert cli.document("rm", "a", "c") == {"destroyed": ["a", "c"]}
@@ -304,6 +305,39 @@ def test_events_tell_what_happened_and_go_on(cli: Cli) -> None:
         box.destroy()
         assert json.loads(following.stdout.readline())["what"] == "destroyed"
         assert following.wait(PATIENCE_SECONDS) == 0
+
+
+def test_columns_of_events_stand_below_each_other(cli: Cli) -> None:
+    box = sandbox(cli, "a")
+    for what in (lambda: box.set_labels({"a": "b"}), lambda: box.create_session("mine"), box.sleep):
+        what()
+    with cli.start("events", "a", "-f") as following:
+        assert following.stdout
+        followed = [following.stdout.readline().decode().rstrip("\n") for _ in range(4)]
+    listed = cli("events", "a").stdout.decode().splitlines()
+    assert followed == listed
+    kinds = ["created", "labels_changed", "session_created", "frozen"]
+    assert len({line.index(kind) for line, kind in zip(listed, kinds, strict=True)}) == 1
+    causes = ["its id", "it was asked", "'mine'", "it was asked"]
+    assert len({line.index(cause) for line, cause in zip(listed, causes, strict=True)}) == 1
+    assert cli("events", "a", "--since", "1000").stderr == b"Nothing happened after event 1000.\n"
+
+
+def test_sandboxes_are_put_to_sleep_and_woken(cli: Cli) -> None:
+    box = sandbox(cli, "a")
+    assert cli("sleep", "a").stdout == b""
+    assert box.status().state.value == "frozen"
+    assert cli.document("wake", "a")["sandboxes"][0]["state"] == "running"
+    assert cli.document("sleep", "a", "--stop")["sandboxes"][0]["state"] == "stopped"
+    box.set_stop_after("1h")
+    assert b"after 10m without use; is stopped after 1h of sleep" in cli("inspect", "a").stdout
+
+
+def test_help_names_the_variables_that_are_read(cli: Cli) -> None:
+    said = " ".join(cli("serve", "--help").stdout.decode().split())
+    assert "env var: ATOLL_STATE_DIR" in said
+    assert "env var: ATOLL_RUNTIME_DIR" in said
+    assert "ATOLL_STATE_DIR" in cli("doctor", "--help").stdout.decode()
 
 
 def test_a_background_process_is_started_listed_read_and_killed(cli: Cli) -> None:
@@ -382,7 +416,12 @@ def test_a_key_opens_a_running_server_until_it_is_taken_away(cli: Cli) -> None:
         (("run", "--url", "unix:///no/such", "true"), 125, "[SERVER_NOT_REACHABLE]"),
         (("exec", "a", "--session", "-", "true"), 125, "[INVALID_SESSION_ID]"),
         (("events", "nobody"), 1, "[SANDBOX_NOT_FOUND]"),
-        (("ls", "--url", "ftp://x"), 1, "[INVALID_REQUEST]"),
+        (("ls", "--url", "ftp://x"), 2, "[INVALID_REQUEST]"),
+        *(((verb, "Bad_Id"), 2, "[INVALID_SANDBOX_ID]") for verb in WITH_ID),
+        *(((verb, "Bad_Id", "web"), 2, "[INVALID_SANDBOX_ID]") for verb in ("logs", "kill")),
+        (("files", "ls", "Bad_Id"), 2, "[INVALID_SANDBOX_ID]"),
+        (("sleep", "nobody"), 1, "[SANDBOX_NOT_FOUND]"),
+        (("wake", "nobody"), 1, "[SANDBOX_NOT_FOUND]"),
         (("ls", "--url", "unix:///no/such"), 1, "[SERVER_NOT_REACHABLE]"),
         (("ls", "--state", "odd"), 2, "See `atoll ls --help`."),
         (("ls", "--label", "odd"), 2, "'odd' is not NAME=VALUE."),

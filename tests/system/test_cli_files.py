@@ -64,6 +64,19 @@ def test_standard_input_and_output_are_files_too(cli: Cli) -> None:
     assert process.returncode == 141
 
 
+def test_a_remedy_names_the_option_that_helps(cli: Cli) -> None:
+    sandbox(cli, "helped").mkdir("d")
+    assert b"With -r" in cli("files", "rm", "helped", "d").stderr
+    assert b"with -p" in cli("files", "mkdir", "helped", "no/such").stderr
+
+
+def test_a_tree_is_listed_with_each_directory_before_what_is_in_it(cli: Cli) -> None:
+    sandbox(cli, "tree").exec("mkdir -p a/b c; touch a/x a/b/y a-z c/w")
+    names = [line.split()[-1] for line in cli("files", "ls", "-r", "tree").stdout.decode().splitlines()[1:]]
+    tree = ["a", "a/b", "a/b/y", "a/x", "a-z", "c", "c/w"]
+    assert names == [f"/workspace/{name}" for name in tree]
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -289,5 +289,5 @@ async def test_without_a_terminal_there_is_an_error_with_a_remedy(server: Runnin
     command = [*ATOLL, "shell", "box", "--json", "--url", server.unix_url]
     for stdin in (subprocess.DEVNULL, subprocess.PIPE):
         ran = await asyncio.to_thread(subprocess.run, command, stdin=stdin, capture_output=True)
-        assert ran.returncode == 1
+        assert ran.returncode == 2
         assert "atoll exec" in json.loads(ran.stderr)["remedy"]

@@ -149,6 +149,29 @@ def test_a_pool_has_one_loop_device_however_often_it_is_opened(pool: PoolStorage
     again.close()
 
 
+def test_a_closed_pool_takes_little_more_of_the_host_than_its_disks_hold(tmp_path: Path) -> None:
+    file = tmp_path / "pool.btrfs"
+    pool = PoolStorage(tmp_path, size=512 * MIB)
+    for name, size in (ONE, 10 * MIB), (TWO, 150 * MIB):
+        (pool.create(name, size=256 * MIB) / "content").write_bytes(os.urandom(size))
+    assert in_use_once_written(pool) > 160 * MIB
+    assert taken(file) > 160 * MIB
+    (pool.find(TWO) / "content").unlink()
+    assert in_use_once_written(pool) < 100 * MIB
+    pool.close()
+    assert 10 * MIB < taken(file) < 100 * MIB
+
+
+def in_use_once_written(pool: PoolStorage) -> int:
+    disk = pool.find(ONE)
+    subprocess.run(["sync", "--file-system", disk], check=True)
+    return shutil.disk_usage(disk).used
+
+
+def taken(file: Path) -> int:
+    return file.stat().st_blocks * 512
+
+
 def test_the_device_goes_with_the_last_mount(tmp_path: Path) -> None:
     storage = PoolStorage(tmp_path, size=MIN_POOL)
     assert find_device(tmp_path / "pool.btrfs")

@@ -99,6 +99,20 @@ async def test_a_page_types_resizes_and_learns_the_exit_code(server: RunningServ
         assert page.told[-1] == {"type": "exit", "exit_code": 9}
 
 
+async def test_what_is_typed_wakes_a_sandbox_that_was_put_to_sleep(server: RunningServer) -> None:
+    terminal = await make(server, shell="cat")
+    async with dial(server, terminal["id"]) as socket:
+        page = Page(socket)
+        await page.until_told("ready")
+        for typed in (b"one\n", json.dumps({"type": "resize", "cols": 90, "rows": 20})):
+            assert (await server.ask("POST", "/v1/sandboxes/box/sleep")).json()["state"] == "frozen"
+            await socket.send(typed)
+            if isinstance(typed, bytes):
+                await page.until(b"one\r\none\r\n")
+            else:
+                await page.until_told("resized")
+
+
 async def test_a_second_page_sees_the_replay_and_both_see_the_rest(server: RunningServer) -> None:
     wanted = b"early\r\n" + b"".join(b"%d\r\n" % number for number in range(1, 200_001))
     for _ in range(ATTEMPTS):
@@ -230,6 +244,7 @@ async def test_a_socket_without_a_key_is_refused(server: RunningServer, options:
             pass
     assert refused.value.response.status_code == 401
     assert json.loads(refused.value.response.body)["code"] == "INVALID_API_KEY"
+    assert "ERROR" not in server.log.read_text()
 
 
 async def test_a_key_in_a_header_is_fine_and_in_the_url_is_none(server: RunningServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -78,6 +79,32 @@ async def test_many_short_headers_are_refused_as_well(client: Client) -> None:
     reader, writer = client
     writer.write(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * MAX_HEAD)
     assert b" 431 " in await read_all(reader)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_a_whole_head_that_is_too_large_is_refused(client: Client, pieces: int) -> None:
+    reader, writer = client
+    request = b"GET / HTTP/1.1\r\nx: %b\r\n\r\n" % (b"a" * MAX_HEAD)
+    size = len(request) // pieces + 1
+    for start in range(0, len(request), size):
+        writer.write(request[start : start + size])
+        await writer.drain()
+        await asyncio.sleep(0.05)  # for the server to have it in as many pieces; it must hold in one as well
+    said = await read_all(reader)
+    assert b"HEAD_TOO_LARGE" in said
+    assert b"hello" not in said
+
+
+@pytest.mark.parametrize("sent", [b"HELLO\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"])
+async def test_what_is_no_http_is_told_so_as_any_other_error(client: Client, sent: bytes) -> None:
+    reader, writer = client
+    writer.write(sent)
+    head, _, body = (await read_all(reader)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head
+    problem = json.loads(body)
+    assert problem["code"] == "INVALID_REQUEST"
+    assert problem["remedy"]
 
 
 async def test_what_is_within_bounds_is_answered_again_and_again(client: Client) -> None:

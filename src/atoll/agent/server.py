@@ -249,6 +249,11 @@ class HangUpWatch:
 
 def comes_from_outside(peer: socket.socket) -> bool:
     """Whether the peer lives outside our PID namespace: the kernel then has no number for it here, and says 0."""
+    return pid_of(peer) == 0
+
+
+def pid_of(peer: socket.socket) -> int:
+    """Of who connected."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     pid, _, _ = _PEER_CREDENTIALS.unpack(credentials)
-    return bool(pid == 0)
+    return int(pid)

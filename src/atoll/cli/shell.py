@@ -45,14 +45,14 @@ def shell(
     """
     if attach is not None and (program or cwd or env):
         raise click.UsageError("--attach is for a terminal that runs already: --shell, --cwd and --env do not apply.")
-    if not is_terminal(STDIN):
-        raise error(
-            ErrorCode.INVALID_REQUEST,
-            "standard input is not a terminal",
-            remedy="Use `atoll exec`, which takes commands from arguments and input from pipes.",
-        )
     find = get_sandbox if attach is None else existing_sandbox
     with find(sandbox_id, url=url, api_key=api_key) as sandbox:
+        if not is_terminal(STDIN):
+            raise error(
+                ErrorCode.INVALID_REQUEST,
+                "standard input is not a terminal",
+                remedy="Use `atoll exec`, which takes commands from arguments and input from pipes.",
+            )
         cols, rows = size_of(STDIN)
         if attach is None:
             terminal = sandbox.create_terminal(cols, rows, shell=program, cwd=cwd, env=dict(env))

@@ -14,6 +14,7 @@ from atoll.client.link import SandboxLink
 from atoll.client.open_files import AsyncFileReader, AsyncFileStream, AsyncFileWriter, commit
 from atoll.client.server import misbehaved
 from atoll.client.transfers import OnProgress
+from atoll.protocol.arguments import check_callback, check_flag
 from atoll.protocol.content_types import FileContent, check_encoding, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import (
@@ -77,7 +78,7 @@ class AsyncFiles:
             path=to_raw_path(path),
             session_id=self._session_id,
             mode=None if mode is None else check_mode(mode),
-            sync=sync,
+            sync=check_flag(sync, "sync"),
         )
         source = open_content(content, encoding)
         if isinstance(source, bytes) and len(source) <= MAX_PAYLOAD:
@@ -167,7 +168,10 @@ class AsyncFiles:
     async def mkdir(self, path: Path, recursive: bool = False, *, mode: int = 0o755) -> FileInfo:
         """Make a directory. With `recursive` also those on the way, and one that is there is fine."""
         call = MakeDirectory(
-            path=to_raw_path(path), session_id=self._session_id, recursive=recursive, mode=check_mode(mode)
+            path=to_raw_path(path),
+            session_id=self._session_id,
+            recursive=check_flag(recursive, "recursive"),
+            mode=check_mode(mode),
         )
         return await self._ask(call, decode_file_info)
 
@@ -177,11 +181,13 @@ class AsyncFiles:
 
     async def delete_dir(self, path: Path, recursive: bool = True) -> None:
         """Delete a directory with all that is in it, or, if not `recursive`, an empty one. No link is followed."""
-        call = DeleteDirectory(path=to_raw_path(path), session_id=self._session_id, recursive=recursive)
+        deep = check_flag(recursive, "recursive")
+        call = DeleteDirectory(path=to_raw_path(path), session_id=self._session_id, recursive=deep)
         await self._ask(call, decode_file_done)
 
     async def rm(self, path: Path, recursive: bool = False) -> None:
         """Delete a file, and with `recursive` also a directory with all that is in it."""
+        check_flag(recursive, "recursive")
         try:
             await self.delete_file(path)
         except AtollError as problem:
@@ -211,7 +217,10 @@ class AsyncFiles:
         Names that begin with a dot are left out, unless `include_hidden`.
         """
         call = ListFiles(
-            path=to_raw_path(path), session_id=self._session_id, recursive=recursive, include_hidden=include_hidden
+            path=to_raw_path(path),
+            session_id=self._session_id,
+            recursive=check_flag(recursive, "recursive"),
+            include_hidden=check_flag(include_hidden, "include_hidden"),
         )
         frames = await self._link.call(call)
         found: list[FileInfo] = []
@@ -243,7 +252,8 @@ class AsyncFiles:
 
     async def stat(self, path: Path, *, follow_symlinks: bool = True) -> FileInfo:
         """What there is: type, size, mode, owner, time of the last change."""
-        call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow_symlinks)
+        follow = check_flag(follow_symlinks, "follow_symlinks")
+        call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow)
         return await self._ask(call, decode_file_info)
 
     async def chmod(self, path: Path, mode: int) -> FileInfo:
@@ -269,7 +279,7 @@ class AsyncFiles:
         call = WatchFiles(
             path=to_raw_path(path),
             session_id=self._session_id,
-            recursive=recursive,
+            recursive=check_flag(recursive, "recursive"),
             include=_patterns(include),
             exclude=_patterns(exclude),
         )
@@ -281,6 +291,7 @@ class AsyncFiles:
         A directory's content is added to what is at `remote`; a file goes into it, if `remote` ends with a slash.
         `on_progress(bytes done, bytes in all or None)` is called now and then.
         """
+        check_callback(on_progress, "on_progress")
         return await transfers.upload(self._link, self._session_id, local, remote, on_progress)
 
     async def download(self, remote: Path, local: Path, *, on_progress: OnProgress | None = None) -> None:
@@ -289,6 +300,7 @@ class AsyncFiles:
         A file appears as a whole, and goes into `local` if that is a directory. A directory's content is added to
         what is at `local`, and nothing in it can be written anywhere else: what tries to is UNSAFE_ARCHIVE.
         """
+        check_callback(on_progress, "on_progress")
         await transfers.download(self._link, self._session_id, remote, local, on_progress)
 
     async def _ask(self, call: Call, decoder: Callable[[bytes], T]) -> T:
@@ -315,7 +327,9 @@ def check_count(value: object, name: str) -> int:
 
 
 def _patterns(given: Patterns | None) -> list[bytes]:
-    words = [given] if isinstance(given, str) else list(given or ())
+    if given is None:
+        return []
+    words = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if not all(isinstance(word, str) and word for word in words):
         message = f"{given!r:.100} are not patterns"
         raise error(ErrorCode.INVALID_REQUEST, message, remedy='Give text such as "*.py", or several of it.')

@@ -8,7 +8,7 @@ from atoll.client.commands import Environment, Stdin, input_chunks
 from atoll.client.link import SandboxLink
 from atoll.client.server import Frames, misbehaved
 from atoll.client.transport import Opening
-from atoll.protocol.environment import check_environment
+from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
@@ -54,9 +54,10 @@ class AsyncTerminals:
         `shell` is a program, or a list of a program and its arguments; if not given, the sandbox's bash or sh.
         """
         check_size(cols, rows)
-        check_environment(env or {})
-        words, variables = to_words(shell), dict(env or {})
-        call = CreateTerminal(cols=cols, rows=rows, shell=words, cwd=cwd, env=variables, session_id=self._session_id)
+        words, directory, variables = to_words(shell), check_directory(cwd), check_variables(env)
+        call = CreateTerminal(
+            cols=cols, rows=rows, shell=words, cwd=directory, env=variables, session_id=self._session_id
+        )
         return AsyncTerminal(self._link, await _ask(self._link, call))
 
     async def list_terminals(self) -> list[TerminalInfo]:
@@ -226,6 +227,8 @@ async def list_terminals(link: SandboxLink) -> list[TerminalInfo]:
 
 
 async def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
+    if not isinstance(id, str) or not id:
+        raise wrong_argument("id", id, "is not the id of a terminal", "Give one that list_terminals() shows.")
     for terminal in await list_terminals(link):
         if terminal.id == id:
             return terminal

@@ -15,8 +15,8 @@ from atoll.client_sync.commands import Environment
 from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames, misbehaved
+from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
-from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
@@ -85,8 +85,8 @@ class Processes:
             command=_checked_command(command),
             process_id=None if process_id is None else parse_process_id(process_id),
             session_id=self._session_id,
-            cwd=cwd,
-            env=_checked_environment(env),
+            cwd=check_directory(cwd),
+            env=check_variables(env),
             timeout=_seconds(timeout),
             restart=parse_restart(restart),
         )
@@ -271,6 +271,8 @@ class Process:
         when the time is up; PROCESS_EXITED_BEFORE_READY if the process and all it started ended before.
         """
         lowest, highest = _checked_status(status)
+        if not isinstance(path, str):
+            raise wrong_argument("path", path, "is not a path of a URL", "Give text that begins with /.")
         call = WaitForPort(
             process_id=self.id,
             port=port,
@@ -401,7 +403,9 @@ def _stream(link: SandboxLink, process_id: str, follow: bool, since: int | None)
     if since is not None and (isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 2**63):
         remedy = "Give the number of the last event you have seen."
         raise error(ErrorCode.INVALID_REQUEST, f"since={since!r:.100} is not an event's number", remedy=remedy)
-    call = StreamProcessLog(process_id=parse_process_id(process_id), since=since or 0, follow=bool(follow))
+    call = StreamProcessLog(
+        process_id=parse_process_id(process_id), since=since or 0, follow=check_flag(follow, "follow")
+    )
     return ProcessStream(link, call)
 
 
@@ -417,14 +421,9 @@ def _checked_command(command: str | Sequence[str]) -> str | list[str]:
     )
 
 
-def _checked_environment(env: Environment | None) -> dict[str, str | None]:
-    check_environment(env or {})
-    return dict(env or {})
-
-
 def _checked_status(status: StatusGiven) -> tuple[int, int]:
     """The lowest and the highest that count."""
-    bounds = (status, status) if isinstance(status, int) else tuple(status)
+    bounds = (status, status) if isinstance(status, int) else tuple(status) if isinstance(status, Sequence) else ()
     if len(bounds) != 2 or not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds):
         message = f"status={status!r:.100} is no HTTP status"
         raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give one, or the lowest and the highest.")

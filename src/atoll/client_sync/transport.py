@@ -69,14 +69,15 @@ class Transport:
         body: bytes | Iterator[bytes | NotYet] = b"",
         content_type: str = "application/json",
         accept: str = "application/json",
+        headers: str = "",
         opening: Opening | None = None,
     ) -> Response:
         """Send a request and return its answer once its head is here.
 
         A body that is an iterator goes out in chunks, also while the answer is read; what it raises is raised there.
-        Who closes `opening` meanwhile makes this fail, as if the server had hung up.
+        `headers` are lines, each with its end. Whoever closes `opening` makes this fail, as if the server had hung up.
         """
-        head = f"{method} {target}{self._head}accept: {accept}\r\n"
+        head = f"{method} {target}{self._head}accept: {accept}\r\n{headers}"
         if not isinstance(body, bytes):
             head += f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
             return self._exchange(self._connection(), opening, head.encode(), chunked(body))
@@ -105,11 +106,11 @@ class Transport:
             raise
         return response
 
-    def begin(self, method: str, target: str, *, content_type: str, accept: str) -> Upload:
+    def begin(self, method: str, target: str, *, content_type: str, accept: str, headers: str = "") -> Upload:
         """A request whose body is sent piece by piece."""
         stream = self._connection()
         upload = Upload(self, stream)
-        head = f"{method} {target}{self._head}accept: {accept}\r\ncontent-type: {content_type}\r\n"
+        head = f"{method} {target}{self._head}accept: {accept}\r\ncontent-type: {content_type}\r\n{headers}"
         try:
             upload.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
         except BaseException:
