@@ -628,6 +628,26 @@ async def test_leaving_a_stream_ends_its_command_also_after_an_error(server: Run
     await sandbox.destroy()
 
 
+async def test_closing_the_stream_of_a_silent_command_ends_it_before_its_answer_has_begun(
+    half: Half, server: RunningServer
+) -> None:
+    sandbox = half.get_sandbox("silent", url=server.unix_url)
+    other = await half.run(sandbox.create_session, "other")
+    stream = sandbox.exec_stream("x=kept; touch begun; sleep 4711; touch late")
+
+    async def read() -> list[str]:
+        return [event.type async for event in half.iterate(stream)]
+
+    reading = asyncio.create_task(read())
+    while not await half.run(sandbox.exists, "begun"):
+        await asyncio.sleep(0.01)
+    await half.close(stream)
+    assert await reading == ["start"]
+    await half.run(other.exec, "while pgrep -xf 'sleep 4711'; do sleep 0.02; done")
+    assert (await half.run(sandbox.exec, "test -e late || echo $x")).stdout == "kept\n"
+    await half.run(sandbox.destroy)
+
+
 async def test_a_buffered_pipe_as_input_may_outlast_the_command(half: Half, server: RunningServer) -> None:
     sandbox = half.get_sandbox("piped", url=server.unix_url)
     reading, writing = os.pipe()
