@@ -220,6 +220,7 @@ async def test_bad_input_is_a_typed_error_before_anything_is_sent(
         await half.run(getattr(sandbox_of(half, stub), method), *arguments, **options)
     assert caught.value.code is code
     assert caught.value.remedy
+    assert caught.value.context
     assert not stub.requests
 
 
@@ -751,8 +752,13 @@ async def test_a_server_that_is_lost_in_the_middle_of_a_write_is_told(half: Half
 
 async def test_where_a_download_cannot_go_is_told(half: Half, stub: ContractServer, tmp_path: Path) -> None:
     stub.on_call = FileAgent(b"x")
-    with pytest.raises(FileNotFoundError, match="of this machine"):
-        await half.run(sandbox_of(half, stub).download, "/workspace/a.txt", tmp_path / "no/such")
+    with pytest.raises(FileNotFoundError, match="on this machine") as missing:
+        await half.run(sandbox_of(half, stub).download, "/workspace/a.txt", tmp_path / "no/such/file")
+    assert missing.value.filename == str(tmp_path / "no")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError) as in_the_way:
+        await half.run(sandbox_of(half, stub).download, "/workspace/a.txt", tmp_path / "file/below")
+    assert in_the_way.value.filename == str(tmp_path / "file")
     with pytest.raises(AtollError, match="has no name"):
         await half.run(sandbox_of(half, stub).download, "/..", tmp_path)
 

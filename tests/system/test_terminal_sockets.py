@@ -189,6 +189,7 @@ async def test_a_terminal_that_is_not_there_is_a_message_that_a_page_can_read(se
         page = Page(socket)
         assert await page.until_closed() == 4404
         assert page.told[-1]["code"] == "TERMINAL_NOT_FOUND"
+        assert page.told[-1]["context"] == {"terminal_id": "terminal-none"}
 
 
 async def test_a_message_that_is_too_large_ends_the_view_and_not_the_server(server: RunningServer) -> None:
@@ -390,6 +391,8 @@ async def test_leaving_a_view_ends_nothing_and_a_closed_view_reads_the_end(serve
     sandbox = half.get_sandbox("box", url=server.unix_url)
     terminal = await half.run(sandbox.create_terminal, shell="cat")
     view = terminal.attach()
+    prefix = "Async" if half.name == "async" else ""
+    assert repr(view) == f"<{prefix}TerminalView of {terminal.id!r} of sandbox 'box'>"
     await half.run(terminal.write, "x\n")
     await read_until(half, view, b"x\r\nx\r\n")
     reading = asyncio.create_task(half.run(view.read))

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Bytes, CallInput, Frames, misbehaved
+from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
 from atoll.protocol.frames import FrameKind
+from atoll.protocol.names import named
 
 UNSENT_BYTES = 256 * 1024  # small writes are gathered up to here
 SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rather than asked for anew
@@ -164,10 +166,14 @@ class FileReader(Iterator[bytes]):
         elif whence == os.SEEK_CUR:
             offset += self._position
         elif whence != os.SEEK_SET:
-            raise error(ErrorCode.INVALID_REQUEST, f"whence={whence!r:.50} is none", remedy="Use os.SEEK_SET, 0.")
+            remedy = "Use os.SEEK_SET, os.SEEK_CUR or os.SEEK_END."
+            raise wrong_argument("whence", whence, "is no place to count from", remedy=remedy).about(
+                **named(path=self._path)
+            )
         if offset < 0:
             message = f"{offset} is before the beginning of {self.name!r:.200}"
-            raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give a place in the file, 0 or more.")
+            remedy = "Give a place in the file, 0 or more."
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, offset=offset, **named(path=self._path))
         ahead = offset - self._position
         if 0 <= ahead <= SKIPPED_BYTES and self._stream:
             self.read(ahead)
@@ -242,7 +248,7 @@ class FileReader(Iterator[bytes]):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise closed(self.name)
+            raise closed(self._path)
 
 
 class FileWriter:
@@ -277,10 +283,10 @@ class FileWriter:
 
     def write(self, data: Bytes) -> int:
         if self.closed:
-            raise closed(self.name)
+            raise closed(self._call.path)
         if not isinstance(data, bytes | bytearray | memoryview):
             remedy = "Encode text first, or use write_file()."
-            raise error(ErrorCode.INVALID_REQUEST, f"{data!r:.100} is not bytes", remedy=remedy)
+            raise wrong_argument("data", data, "is not bytes", remedy=remedy).about(**named(path=self._call.path))
         view = memoryview(data).cast("B")
         if len(view) >= UNSENT_BYTES:
             self.flush()
@@ -360,6 +366,6 @@ def commit(sink: CallInput) -> FileInfo:
     return written
 
 
-def closed(name: str) -> AtollError:
-    remedy = "Open it again with open_file()."
-    return error(ErrorCode.INVALID_REQUEST, f"{name!r:.200} is closed", remedy=remedy)
+def closed(path: bytes) -> AtollError:
+    message = f"{os.fsdecode(path)!r:.200} is closed"
+    return error(ErrorCode.INVALID_REQUEST, message, remedy="Open it again with open_file().", **named(path=path))

@@ -158,7 +158,8 @@ class Base64Decoder:
             return base64.b64decode(letters[:end], validate=True)
         except (binascii.Error, UnicodeEncodeError) as cause:
             remedy = 'Give what base64 makes of the bytes, or the bytes themselves without encoding="base64".'
-            raise error(ErrorCode.INVALID_REQUEST, f"the content is not base64: {cause}", remedy=remedy) from cause
+            message = f"the content is not base64: {cause}"
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, encoding="base64") from cause
 
 
 def _beginning_of_bytes(data: bytes) -> str:
