@@ -126,7 +126,7 @@ class LogOperation(ProcessOperation):
             raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, since=call.since, end=self._log.end)
         self._position = call.since
         self._last = None if call.follow else self._log.end
-        self._is_paused = self._is_scheduled = self._has_told_end = False
+        self._is_paused = self._is_scheduled = False
 
     def begin(self) -> None:
         super().begin()
@@ -156,19 +156,18 @@ class LogOperation(ProcessOperation):
         if self._is_paused or self._is_over:
             return
         if self._position < (self._log.end if self._last is None else self._last):
-            part = self._log.read(self._position)
+            part = self._next_part()
             self._position = part.number
-            self._send(part)
-            self._wake()
-        elif self._process.is_over and not self._has_told_end:
-            self._has_told_end = True
-            self._send(LogPart(number=self._position, ended=self._process.info))
+            self._owner.send(FrameKind.EVENT, encode_message(part))
             self._wake()
         elif self._last is not None or self._log.is_closed:
             self._done(self._process.info)
 
-    def _send(self, part: LogPart) -> None:
-        self._owner.send(FrameKind.EVENT, encode_message(part))
+    def _next_part(self) -> LogPart:
+        """What comes next: output up to the exit, the exit, output after it."""
+        if self._log.exit_number == self._position + 1:
+            return LogPart(number=self._log.exit_number, ended=self._process.info)
+        return self._log.read(self._position)
 
     def _time_out(self) -> None:
         self._done(self._process.info)

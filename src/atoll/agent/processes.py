@@ -319,6 +319,7 @@ class BackgroundProcess:
 
     def _finish(self, status: ProcessStatus) -> None:
         self.status = status
+        self.log.mark_exit()
         self._end_time = datetime.now(UTC)
         self.ended_at = time.monotonic()
         self._exec = None

@@ -1,8 +1,8 @@
 """Background processes: what a host asks of an agent, and what both say about them.
 
 A process's output is its log. Everything in it has a number: how many bytes were logged up to its end, by both streams
-together. So who has seen number N goes on with `since=N`, loses nothing, gets nothing twice, and is told how many bytes
-are gone if the log did not keep them.
+together; the end of the process counts as one of them. So who has seen number N goes on with `since=N`, loses nothing,
+gets nothing twice, and is told how many bytes are gone if the log did not keep them.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class LogPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """First `dropped` bytes that are not kept any more, then `entries`. `number` is where the log goes on after them.
 
-    `ended` comes once, when the process is over; what it left running may write more.
+    `ended` comes once, where the process ended, in a part of its own; what it left running may write more.
     """
 
     number: int
