@@ -339,12 +339,51 @@ async def test_read_file_keeps_no_more_in_memory_than_it_says(
     for module in (client_files, blocking_files):
         monkeypatch.setattr(module, "MAX_READ", 1000)
     stub.on_call = FileAgent(LARGE)
-    with pytest.raises(OSError, match="more than 1000 bytes") as caught:
+    with pytest.raises(OSError, match="reads up to 1,000") as caught:
         await half.run(sandbox_of(half, stub).read_file, "a")
     assert isinstance(caught.value, AtollError)
     assert caught.value.code is ErrorCode.FILE_TOO_LARGE
+    assert caught.value.context == {"size": len(LARGE), "limit": 1000, "path": "/workspace/a.txt"}
+    assert caught.value.filename == "/workspace/a.txt"
+    assert "open_file()" in caught.value.remedy and "offset=" in caught.value.remedy
+    end = await half.run(sandbox_of(half, stub).read_file, "a", encoding="bytes", offset=len(LARGE) - 1000)
+    assert end.content == LARGE[-1000:]
     read = await half.run(sandbox_of(half, stub).read_file, "a", encoding="bytes", length=len(LARGE))
     assert read.content == LARGE
+
+
+async def test_a_file_that_is_too_large_is_refused_before_any_of_it_is_read(half: Half, stub: ContractServer) -> None:
+    """Its size comes first; this agent says it, and then nothing."""
+
+    def waits(conversation: Conversation) -> None:
+        conversation.send(FrameKind.EVENT, encode_message(info("/workspace/huge", size=2**40)))
+        with contextlib.suppress(OSError):
+            conversation.wait_for_hang_up()
+
+    stub.on_call = waits
+    with pytest.raises(OSError, match="1,099,511,627,776 bytes") as caught:
+        await half.run(sandbox_of(half, stub).read_file, "huge")
+    assert isinstance(caught.value, AtollError) and caught.value.code is ErrorCode.FILE_TOO_LARGE
+
+
+async def test_a_file_that_grows_while_it_is_read_is_refused_when_it_has_become_too_large(
+    half: Half, stub: ContractServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atoll.client_sync import files as blocking_files
+
+    for module in (client_files, blocking_files):
+        monkeypatch.setattr(module, "MAX_READ", 1000)
+
+    def grows(conversation: Conversation) -> None:
+        conversation.send(FrameKind.EVENT, encode_message(info("/proc/endless", size=0)))
+        with contextlib.suppress(OSError):
+            while True:
+                conversation.send(FrameKind.DATA, b"x" * 600)
+
+    stub.on_call = grows
+    with pytest.raises(OSError, match="'/proc/endless' has 1,200 bytes") as caught:
+        await half.run(sandbox_of(half, stub).read_file, "/proc/endless")
+    assert caught.value.filename == "/proc/endless"
 
 
 async def test_a_stream_that_is_left_ends_the_reading(half: Half, stub: ContractServer) -> None:

@@ -126,13 +126,15 @@ class AsyncFiles:
         """
         wanted = None if encoding is None else check_encoding(encoding, ("utf-8", "base64", "bytes"))
         async with self.read_file_stream(path, offset=offset, length=length) as stream:
+            assert stream.info
+            if length is None:
+                _check_readable(stream.info, stream.info.size - offset)
             pieces, size = [], 0
             async for piece in stream:
                 pieces.append(piece)
                 size += len(piece)
-                if size > MAX_READ and length is None:
-                    raise _too_large(os.fsdecode(to_raw_path(path)))
-        assert stream.info
+                if length is None:
+                    _check_readable(stream.info, size)
         return to_content(stream.info.name, b"".join(pieces), wanted)
 
     def read_file_stream(self, path: Path, *, offset: int = 0, length: int | None = None) -> AsyncFileStream:
@@ -238,7 +240,7 @@ class AsyncFiles:
                 listed: FileList = frames.decode(decode_file_list, frame)
                 found += listed.files
                 if len(found) > MAX_LISTED:
-                    raise _too_many(os.fsdecode(call.path))
+                    raise _too_many(call.path)
         finally:
             frames.close()
         return found
@@ -341,12 +343,22 @@ def _patterns(name: str, given: Patterns | None) -> list[bytes]:
     return [to_raw_path(word) for word in words]
 
 
-def _too_large(path: str) -> AtollError:
-    message = f"{path!r:.200} has more than {MAX_READ} bytes, which read_file would keep in memory"
-    remedy = "Use read_file_stream() or download(), or read a part of it with offset= and length=."
-    return error(ErrorCode.FILE_TOO_LARGE, message, remedy=remedy)
+def _check_readable(info: FileInfo, size: int) -> None:
+    """Whether this many bytes of a file are what read_file may keep in memory."""
+    if size <= MAX_READ:
+        return
+    size = max(info.size, size)  # what is in /proc has none of its own, and another may be growing
+    raise error(
+        ErrorCode.FILE_TOO_LARGE,
+        f"{info.path!r:.200} has {size:,} bytes; read_file, which keeps them in memory, reads up to {MAX_READ:,}",
+        remedy="Use read_file_stream(), open_file() or download(), or read a part of it with offset= and length=.",
+        size=size,
+        limit=MAX_READ,
+        **named(path=info.raw_path),
+    )
 
 
-def _too_many(path: str) -> AtollError:
-    message = f"there are more than {MAX_LISTED} files below {path!r:.200}"
-    return error(ErrorCode.TOO_MANY_FILES, message, remedy="List its directories one by one.")
+def _too_many(path: bytes) -> AtollError:
+    message = f"there are more than {MAX_LISTED} files below {os.fsdecode(path)!r:.200}"
+    remedy = "List its directories one by one."
+    return error(ErrorCode.TOO_MANY_FILES, message, remedy=remedy, limit=MAX_LISTED, **named(path=path))
