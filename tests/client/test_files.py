@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import io
 import os
+import signal
 import socket
 import tarfile
 import threading
@@ -396,6 +398,26 @@ async def test_a_file_that_grows_while_it_is_read_is_refused_when_it_has_become_
     assert caught.value.filename == "/proc/endless"
 
 
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+async def test_what_is_no_file_is_not_uploaded_and_not_waited_for(
+    half: Half, stub: ContractServer, agent: FileAgent, tmp_path: Path, kind: str
+) -> None:
+    local = tmp_path / kind
+    with socket.socket(socket.AF_UNIX) as bound:
+        match kind:
+            case "fifo":
+                os.mkfifo(local)
+            case "socket":
+                bound.bind(str(local))
+            case _:
+                local.symlink_to("/dev/zero")
+        with pytest.raises(OSError, match=f"(?i)neither a file nor a directory, but a {kind}") as caught:
+            await half.run(sandbox_of(half, stub).upload, local, "a")
+    assert isinstance(caught.value, AtollError) and caught.value.code is ErrorCode.NOT_A_FILE
+    assert caught.value.filename == str(local) and caught.value.remedy
+    assert agent.calls == []
+
+
 async def test_a_stream_that_is_left_ends_the_reading(half: Half, stub: ContractServer) -> None:
     gone = threading.Event()
 
@@ -771,19 +793,34 @@ async def test_a_download_that_is_cancelled_leaves_nothing(stub: ContractServer,
     async_half.server.shared_server.cache_clear()
 
 
+class SlowFile:
+    """A file that nobody gets to open while we have the lease on it, as if its disk were slow."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._on_break = signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+
+    async def wait_for_opener(self) -> None:
+        while fcntl.fcntl(self._descriptor, fcntl.F_GETLEASE) == fcntl.F_WRLCK:
+            await asyncio.sleep(0)
+
+    def let_go(self) -> None:
+        os.close(self._descriptor)
+        signal.signal(signal.SIGIO, self._on_break)
+
+
 async def test_what_was_being_opened_when_an_upload_is_cancelled_is_closed(
     stub: ContractServer, agent: FileAgent, tmp_path: Path
 ) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    async_half = AsyncHalf()
-    uploading = asyncio.create_task(sandbox_of(async_half, stub).upload(tmp_path / "fifo", "a"))
-    for _ in range(100):
-        await asyncio.sleep(0)
+    slow = SlowFile(tmp_path / "slow", b"too late")
+    uploading = asyncio.create_task(sandbox_of(AsyncHalf(), stub).upload(tmp_path / "slow", "a"))
+    await slow.wait_for_opener()
     uploading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await uploading
-    with contextlib.suppress(OSError):  # on a slow machine it was cancelled before it came to that
-        os.close(os.open(tmp_path / "fifo", os.O_WRONLY | os.O_NONBLOCK))
+    slow.let_go()
     assert agent.calls == []
 
 
@@ -946,14 +983,13 @@ async def test_an_archive_that_is_none_is_told(
 
 
 async def test_an_upload_keeps_nobody_waiting(stub: ContractServer, agent: FileAgent, tmp_path: Path) -> None:
-    """The near end is a FIFO that nobody writes to yet; the loop goes on."""
-    os.mkfifo(tmp_path / "fifo")
+    """The near end is a file that cannot be opened yet; the loop goes on."""
+    slow = SlowFile(tmp_path / "slow", b"at last")
     async_half = AsyncHalf()
-    uploading = asyncio.create_task(sandbox_of(async_half, stub).upload(tmp_path / "fifo", "a"))
-    for _ in range(100):
-        await asyncio.sleep(0)
+    uploading = asyncio.create_task(sandbox_of(async_half, stub).upload(tmp_path / "slow", "a"))
+    await slow.wait_for_opener()
     assert not uploading.done()
-    await asyncio.to_thread((tmp_path / "fifo").write_bytes, b"at last")
+    slow.let_go()
     await uploading
     assert agent.content == b"at last"
     async_half.server.shared_server.cache_clear()

@@ -35,15 +35,17 @@ _CODES = {
 
 
 class LocalSource:
-    """A file that is uploaded."""
+    """A file that is uploaded. What is none is refused: a pipe would be waited for, and a device may have no end."""
 
     def __init__(self, path: bytes) -> None:
         with told(path):
+            check_regular(path, os.stat(path))
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by whoever has this)
         try:
             found = os.fstat(self._file.fileno())
+            check_regular(path, found)
             self.mode = stat.S_IMODE(found.st_mode) & 0o777
-            self.size = found.st_size if stat.S_ISREG(found.st_mode) else None
+            self.size = found.st_size
             self.path = path
         except BaseException:
             self._file.close()
@@ -159,6 +161,23 @@ def is_special(path: bytes) -> bool:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
         return False
+
+
+def check_regular(path: bytes, found: os.stat_result) -> None:
+    if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+        return
+    raise error(
+        ErrorCode.NOT_A_FILE,
+        f"{os.fsdecode(path)!r:.200} on this machine is neither a file nor a directory, but {_noun(found.st_mode)}",
+        remedy="Read it yourself: write_file() takes a file opened for reading, and `atoll cp -` standard input.",
+        **named(path=path),
+    )
+
+
+def _noun(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a FIFO"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 @contextmanager
