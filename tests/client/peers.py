@@ -291,7 +291,7 @@ class ContractHandler(BaseHTTPRequestHandler):
             case "POST", ["sandboxes", id, "sessions"]:
                 asked = msgspec.json.decode(body, type=SessionRequest)
                 assert asked.id
-                made = SessionInfo(id=asked.id, cwd=asked.cwd, created_at=1.0, commands_waiting=0)
+                made = SessionInfo(id=asked.id, cwd=asked.cwd, created_at=datetime.now(UTC), commands_waiting=0)
                 self.server.sessions[asked.id] = made
                 self.answer(201, made)
             case "DELETE", ["sandboxes", id, "sessions", session]:

@@ -24,7 +24,7 @@ INFO = ProcessInfo(
     start_time=datetime.now(UTC),
     session_id="default",
 )
-TERMINAL = TerminalInfo(id="t", pid=2, cols=80, rows=24, command=["sh"], created_at=0.0, viewers=0)
+TERMINAL = TerminalInfo(id="t", pid=2, cols=80, rows=24, command=["sh"], created_at=INFO.start_time, viewers=0)
 
 PATH = (5, None, "", "a\0b", ["a"])
 REQUIRED_TEXT = (5, None, "", b"a", ["a"])

@@ -7,6 +7,7 @@ import importlib
 import socket
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def attach(sandbox: Any) -> Any:
     """The view of a terminal, which need not be made for it."""
     prefix, package = ("Async", "client") if "Async" in type(sandbox).__name__ else ("", "client_sync")
     terminals = importlib.import_module(f"atoll.{package}.terminals")
-    info = TerminalInfo(id="t", pid=2, command=["sh"], cols=80, rows=24, viewers=0, created_at=0.0)
+    info = TerminalInfo(id="t", pid=2, command=["sh"], cols=80, rows=24, viewers=0, created_at=datetime.now(UTC))
     return getattr(terminals, f"{prefix}Terminal")(sandbox._link, info).attach()
 
 

@@ -146,23 +146,24 @@ async def test_a_page_that_reads_nothing_does_not_stop_the_other_nor_fill_the_se
         page = await look_beside_a_deaf_page(server)
         if not page.bytes_lost:
             break
-    assert len(page.seen) == 30_000_000
+    assert len(page.seen) == len("R") + 30_000_000
 
 
 async def look_beside_a_deaf_page(server: RunningServer) -> Page:
     """One that has seen a terminal to its end, while the other did not read."""
-    terminal = await make(server, shell=["sh", "-c", "stty -opost -echo; read go; head -c 30000000 /dev/zero; exit 6"])
+    program = "stty -opost -echo; printf R; read go; head -c 30000000 /dev/zero; exit 6"
+    terminal = await make(server, shell=["sh", "-c", program])
     async with dial(server, terminal["id"], max_queue=1) as deaf, dial(server, terminal["id"]) as reader:
         page = Page(reader)
-        await page.until_told("ready")
+        await page.until(b"R")  # from here on nothing that is typed is echoed
         before = server.memory()
         await reader.send(b"\n")
         assert await page.until_closed() == 1000
-        assert len(page.seen) + page.bytes_lost == 30_000_000
+        assert len(page.seen) + page.bytes_lost == len("R") + 30_000_000
         assert server.memory() - before < 16 * 2**20
         late = Page(deaf)
         assert await late.until_closed() == 1000
-        assert late.bytes_lost > 0 and len(late.seen) + late.bytes_lost == 30_000_000
+        assert late.bytes_lost > 0 and len(late.seen) + late.bytes_lost == len("R") + 30_000_000
         assert late.told[-1] == {"type": "exit", "exit_code": 6}
         return page
 
@@ -213,6 +214,7 @@ async def test_a_terminal_that_is_not_there_is_a_message_that_a_page_can_read(se
         page = Page(socket)
         assert await page.until_closed() == 4404
         assert page.told[-1]["code"] == "TERMINAL_NOT_FOUND"
+        assert page.told[-1]["context"] == {"terminal_id": "terminal-none"}
 
 
 async def test_a_message_that_is_too_large_ends_the_view_and_not_the_server(server: RunningServer) -> None:
@@ -414,6 +416,8 @@ async def test_leaving_a_view_ends_nothing_and_a_closed_view_reads_the_end(serve
     sandbox = half.get_sandbox("box", url=server.unix_url)
     terminal = await half.run(sandbox.create_terminal, shell="cat")
     view = terminal.attach()
+    prefix = "Async" if half.name == "async" else ""
+    assert repr(view) == f"<{prefix}TerminalView of {terminal.id!r} of sandbox 'box'>"
     await half.run(terminal.write, "x\n")
     await read_until(half, view, b"x\r\nx\r\n")
     reading = asyncio.create_task(half.run(view.read))

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from atoll.client.link import SandboxLink
 from atoll.client.server import Bytes, CallInput, Frames, misbehaved
 from atoll.client.transport import Opening
+from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
 from atoll.protocol.frames import FrameKind
+from atoll.protocol.names import named
 
 UNSENT_BYTES = 256 * 1024  # small writes are gathered up to here
 SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rather than asked for anew
@@ -55,7 +57,7 @@ class AsyncFileStream(AsyncIterator[bytes]):
             ErrorCode.INVALID_REQUEST,
             f"the reading of {os.fsdecode(self._call.path)!r:.200} was ended before it began",
             remedy="Ask for another stream with read_file_stream().",
-            path=self._call.path.decode("utf-8", "backslashreplace"),
+            **named(path=self._call.path),
         )
 
     def __aiter__(self) -> AsyncFileStream:
@@ -182,10 +184,14 @@ class AsyncFileReader(AsyncIterator[bytes]):
         elif whence == os.SEEK_CUR:
             offset += self._position
         elif whence != os.SEEK_SET:
-            raise error(ErrorCode.INVALID_REQUEST, f"whence={whence!r:.50} is none", remedy="Use os.SEEK_SET, 0.")
+            remedy = "Use os.SEEK_SET, os.SEEK_CUR or os.SEEK_END."
+            raise wrong_argument("whence", whence, "is no place to count from", remedy=remedy).about(
+                **named(path=self._path)
+            )
         if offset < 0:
             message = f"{offset} is before the beginning of {self.name!r:.200}"
-            raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give a place in the file, 0 or more.")
+            remedy = "Give a place in the file, 0 or more."
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, offset=offset, **named(path=self._path))
         ahead = offset - self._position
         if 0 <= ahead <= SKIPPED_BYTES and self._stream:
             await self.read(ahead)
@@ -273,7 +279,7 @@ class AsyncFileReader(AsyncIterator[bytes]):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise closed(self.name)
+            raise closed(self._path)
 
 
 class AsyncFileWriter:
@@ -308,10 +314,10 @@ class AsyncFileWriter:
 
     async def write(self, data: Bytes) -> int:
         if self.closed:
-            raise closed(self.name)
+            raise closed(self._call.path)
         if not isinstance(data, bytes | bytearray | memoryview):
             remedy = "Encode text first, or use write_file()."
-            raise error(ErrorCode.INVALID_REQUEST, f"{data!r:.100} is not bytes", remedy=remedy)
+            raise wrong_argument("data", data, "is not bytes", remedy=remedy).about(**named(path=self._call.path))
         view = memoryview(data).cast("B")
         if len(view) >= UNSENT_BYTES:
             await self.flush()
@@ -367,7 +373,7 @@ class AsyncFileWriter:
             self._input = await self._link.begin_call(self._call)
             if self.closed:  # by another task or thread
                 self._input.close()
-                raise closed(self.name)
+                raise closed(self._call.path)
         return self._input
 
     async def _send(self, data: Bytes) -> None:
@@ -394,6 +400,6 @@ async def commit(sink: CallInput) -> FileInfo:
     return written
 
 
-def closed(name: str) -> AtollError:
-    remedy = "Open it again with open_file()."
-    return error(ErrorCode.INVALID_REQUEST, f"{name!r:.200} is closed", remedy=remedy)
+def closed(path: bytes) -> AtollError:
+    message = f"{os.fsdecode(path)!r:.200} is closed"
+    return error(ErrorCode.INVALID_REQUEST, message, remedy="Open it again with open_file().", **named(path=path))

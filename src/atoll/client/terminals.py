@@ -9,7 +9,7 @@ from atoll.client.link import SandboxLink
 from atoll.client.server import Frames, misbehaved
 from atoll.client.transport import Opening
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.terminals import (
@@ -186,6 +186,10 @@ class AsyncTerminalView(AsyncIterator[bytes]):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    def __repr__(self) -> str:
+        ended = "" if self.exit_code is None else f", exit_code={self.exit_code}"
+        return f"<AsyncTerminalView of {self.terminal.id!r} of sandbox {self._link.id!r}{ended}>"
+
     async def _next_frame(self) -> Frame | None:
         try:
             frames = await self._open()
@@ -236,6 +240,8 @@ async def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
         ErrorCode.TERMINAL_NOT_FOUND,
         f"sandbox {link.id!r} has no terminal {id!r:.100}",
         remedy="create_terminal() makes one, list_terminals() shows those there are.",
+        sandbox_id=link.id,
+        terminal_id=as_id(id),
     )
 
 
@@ -250,7 +256,7 @@ def _to_bytes(data: str | bytes) -> bytes:
         return data.encode() if isinstance(data, str) else bytes(memoryview(data))
     except (TypeError, UnicodeEncodeError) as cause:
         remedy = "Give text that can be UTF-8, or bytes."
-        raise error(ErrorCode.INVALID_REQUEST, f"{data!r:.100} cannot be typed", remedy=remedy) from cause
+        raise wrong_argument("data", data, "cannot be typed", remedy=remedy) from cause
 
 
 def _exit_code(ended: TerminalInfo) -> int:

@@ -17,7 +17,7 @@ from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames, misbehaved
 from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.process_results import LogMatch, LogSearch, ProcessEvent, ProcessLogs
@@ -305,6 +305,9 @@ class ProcessStream(Feed[ProcessEvent]):
         self._decoders: dict[str, codecs.IncrementalDecoder] = {}
         self.process: ProcessInfo | None = None  # as it is at the end of the stream
 
+    def __repr__(self) -> str:
+        return f"<ProcessStream of {self._call.process_id!r}>"
+
     def _receive(self) -> None:
         if self._frames is None:
             self._frames = self._link.call(self._call, opening=self._opening)
@@ -402,7 +405,7 @@ def _log_part(frames: Frames, frame: Frame) -> LogPart:
 def _stream(link: SandboxLink, process_id: str, follow: bool, since: int | None) -> ProcessStream:
     if since is not None and (isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 2**63):
         remedy = "Give the number of the last event you have seen."
-        raise error(ErrorCode.INVALID_REQUEST, f"since={since!r:.100} is not an event's number", remedy=remedy)
+        raise wrong_argument("since", since, "is not an event's number", remedy)
     call = StreamProcessLog(
         process_id=parse_process_id(process_id), since=since or 0, follow=check_flag(follow, "follow")
     )
@@ -414,19 +417,15 @@ def _checked_command(command: str | Sequence[str]) -> str | list[str]:
         return command
     if isinstance(command, list | tuple) and command and all(isinstance(word, str) for word in command):
         return list(command)
-    raise error(
-        ErrorCode.INVALID_COMMAND,
-        f"{command!r:.200} is not a command",
-        remedy="Give a string for a shell, or a list of at least one word.",
-    )
+    remedy = "Give a string for a shell, or a list of at least one word."
+    raise wrong_argument("command", command, "is not a command", remedy=remedy, code=ErrorCode.INVALID_COMMAND)
 
 
 def _checked_status(status: StatusGiven) -> tuple[int, int]:
     """The lowest and the highest that count."""
     bounds = (status, status) if isinstance(status, int) else tuple(status) if isinstance(status, Sequence) else ()
     if len(bounds) != 2 or not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds):
-        message = f"status={status!r:.100} is no HTTP status"
-        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give one, or the lowest and the highest.")
+        raise wrong_argument("status", status, "is no HTTP status", remedy="Give one, or the lowest and the highest.")
     return bounds[0], bounds[1]
 
 
@@ -434,8 +433,7 @@ def _checked_mode(mode: PortMode | str) -> PortMode:
     try:
         return PortMode(mode)
     except ValueError as cause:
-        message = f"mode={mode!r:.50} is no way to ask a port"
-        raise error(ErrorCode.INVALID_REQUEST, message, remedy='Use "http" or "tcp".') from cause
+        raise wrong_argument("mode", mode, "is no way to ask a port", remedy='Use "http" or "tcp".') from cause
 
 
 def _seconds(timeout: float | str | None) -> float | None:

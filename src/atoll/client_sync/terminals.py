@@ -10,7 +10,7 @@ from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames, misbehaved
 from atoll.client_sync.transport import Opening
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.terminals import (
@@ -187,6 +187,10 @@ class TerminalView(Iterator[bytes]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        ended = "" if self.exit_code is None else f", exit_code={self.exit_code}"
+        return f"<TerminalView of {self.terminal.id!r} of sandbox {self._link.id!r}{ended}>"
+
     def _next_frame(self) -> Frame | None:
         try:
             frames = self._open()
@@ -237,6 +241,8 @@ def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
         ErrorCode.TERMINAL_NOT_FOUND,
         f"sandbox {link.id!r} has no terminal {id!r:.100}",
         remedy="create_terminal() makes one, list_terminals() shows those there are.",
+        sandbox_id=link.id,
+        terminal_id=as_id(id),
     )
 
 
@@ -251,7 +257,7 @@ def _to_bytes(data: str | bytes) -> bytes:
         return data.encode() if isinstance(data, str) else bytes(memoryview(data))
     except (TypeError, UnicodeEncodeError) as cause:
         remedy = "Give text that can be UTF-8, or bytes."
-        raise error(ErrorCode.INVALID_REQUEST, f"{data!r:.100} cannot be typed", remedy=remedy) from cause
+        raise wrong_argument("data", data, "cannot be typed", remedy=remedy) from cause
 
 
 def _exit_code(ended: TerminalInfo) -> int:

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from atoll.protocol.arguments import check_directory
 from atoll.protocol.durations import parse_duration
-from atoll.protocol.errors import AtollError
+from atoll.protocol.errors import AtollError, Context
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.processes import (
@@ -109,6 +109,7 @@ class LogEventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     code: str | None = None
     message: str | None = None
     remedy: str | None = None
+    context: Context | None = None
 
 
 async def list_processes(request: Request) -> Response:
@@ -242,7 +243,7 @@ async def _as_stream(
             async for part in parts:
                 yield b"".join(map(_encode, events.of(part)))
         except AtollError as problem:
-            yield _encode(LogEventBody(type="error", code=problem.code, message=problem.message, remedy=problem.remedy))
+            yield _encode(LogEventBody(type="error", **msgspec.structs.asdict(problem.to_body())))
 
 
 class LogEvents:

@@ -82,7 +82,8 @@ async def get_terminal(request: Request) -> Response:
         found = [terminal for terminal in await ask_for_all(link) if terminal.id == terminal_id]
     if not found:
         remedy = "Create one; list the terminals to see which there are."
-        raise error(ErrorCode.TERMINAL_NOT_FOUND, f"there is no terminal {terminal_id!r:.100}", remedy=remedy)
+        message = f"there is no terminal {terminal_id!r:.100}"
+        raise error(ErrorCode.TERMINAL_NOT_FOUND, message, remedy=remedy, terminal_id=terminal_id)
     return json_response(found[0])
 
 
@@ -198,7 +199,7 @@ async def close(socket: WebSocket, code: int, reason: str) -> None:
 
 
 async def tell_problem(socket: WebSocket, problem: AtollError) -> None:
-    last = TerminalError(code=problem.code, message=problem.message, remedy=problem.remedy)
+    last = TerminalError(**msgspec.structs.asdict(problem.to_body()))
     with suppress(WebSocketDisconnect, TimeoutError):
         await send_json(socket, last)
         await close(socket, CLOSED_BY_STATUS + status_of(problem), problem.code)
