@@ -12,15 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.sandboxes import SandboxOptions, SandboxState
+from atoll.protocol.errors import AgentTimeoutError
+from atoll.protocol.files import ListFiles, WatchFiles
+from atoll.protocol.frames import FrameKind
+from atoll.protocol.messages import Call, Exec, ExecShell
+from atoll.protocol.processes import ListProcesses
+from atoll.protocol.sandboxes import SandboxOptions, SandboxState, UpkeepChanges
+from atoll.protocol.terminals import ListTerminals
 from atoll.store.database import Database, open_database
 from atoll.store.timeline import Timeline
-from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor import agent_link
+from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.roster import Roster
 
 HANG_SECONDS = 60.0
+ME = Caller("me")
 
 
 @pytest.fixture
@@ -51,21 +59,98 @@ def first_process(machine: Machine, actor: SandboxActor) -> int:
 async def test_a_sandbox_that_ends_before_it_is_watched_is_stopped_and_starts_again(
     machine: Machine, actor: SandboxActor
 ) -> None:
-    await actor.ensure(SandboxOptions(), "me")
+    await actor.ensure(SandboxOptions(), ME)
     os.kill(first_process(machine, actor), signal.SIGKILL)
     live = machine.record(actor.name).to_live()
     with pytest.raises(FileNotFoundError):  # its group is gone; until then nobody else gets a turn
         while machine.engine.is_frozen(live) is not None:
             time.sleep(0.001)  # noqa: ASYNC251
     await wait_until_stopped(actor)
-    await actor.do("me", AgentLink.ping)
+    await actor.do(ME, AgentLink.ping)
 
 
 async def test_a_sandbox_that_ends_is_stopped_although_that_cannot_be_noted(
     machine: Machine, actor: SandboxActor, database: Database
 ) -> None:
-    await actor.ensure(SandboxOptions(), "me")
-    await actor.do("me", AgentLink.ping)
+    await actor.ensure(SandboxOptions(), ME)
+    await actor.do(ME, AgentLink.ping)
     database.close()
     os.kill(first_process(machine, actor), signal.SIGKILL)
     await wait_until_stopped(actor)
+
+
+CALLS: dict[str, Call] = {
+    "a command": ExecShell(command="sleep 1000"),
+    "a program": Exec(argv=["sleep", "1000"]),
+    "a list of files": ListFiles(path=b"/"),
+    "a watch": WatchFiles(path=b"/workspace"),
+    "a list of processes": ListProcesses(),
+    "a list of terminals": ListTerminals(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+async def test_what_waits_for_an_agent_that_stands_still_is_given_up(
+    machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    await actor.ensure(SandboxOptions(), ME)
+    stand_still(first_process(machine, actor))
+    monkeypatch.setattr(agent_link, "ANSWER_GRACE", 0.05)
+    async with actor.use(ME) as link, link.operation(call) as agent:
+        waiting = asyncio.create_task(agent.next_frame())
+        await actor.check_agent()
+        with pytest.raises(AgentTimeoutError, match="did not answer"):
+            async with asyncio.timeout(HANG_SECONDS):
+                await waiting
+
+
+async def test_what_waits_for_an_agent_that_answers_goes_on_waiting(machine: Machine, actor: SandboxActor) -> None:
+    async with actor.use(ME) as link, link.operation(ExecShell(command="read line", stdin=True)) as agent:
+        waiting = asyncio.create_task(agent.next_frame())
+        await actor.check_agent()
+        assert not waiting.done()
+        await agent.send_input(b"x\n")
+        async with asyncio.timeout(HANG_SECONDS):
+            assert (await waiting).kind in (FrameKind.DONE, FrameKind.STARTED)
+
+
+async def test_what_waits_for_a_sandbox_that_sleeps_goes_on_waiting(
+    machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is put to sleep, and woken, while its agent is looked at."""
+    monkeypatch.setattr(agent_link, "ANSWER_GRACE", 0.05)
+    async with actor.use(ME) as link, link.operation(ExecShell(command="read line", stdin=True)) as agent:
+        waiting = asyncio.create_task(agent.next_frame())
+        stand_still(first_process(machine, actor))
+        checking = asyncio.create_task(actor.check_agent())
+        while not link.is_waited_for or not checking.done():
+            await actor.sleep(ME)
+            await actor.wake(ME)
+        os.kill(first_process(machine, actor), signal.SIGCONT)
+        await actor.sleep(ME)
+        await actor.check_agent()
+        assert not waiting.done()
+        await actor.wake(ME)
+        await agent.send_input(b"x\n")
+        async with asyncio.timeout(HANG_SECONDS):
+            assert (await waiting).kind in (FrameKind.DONE, FrameKind.STARTED)
+
+
+def stand_still(process: int) -> None:
+    os.kill(process, signal.SIGSTOP)
+    while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.001)
+
+
+async def test_a_server_is_needed_by_a_sandbox_that_is_still_to_be_stopped(actor: SandboxActor) -> None:
+    await actor.ensure(SandboxOptions(), ME)
+    await actor.sleep(ME)
+    assert not actor.is_to_be_stopped
+    await actor.set_upkeep(UpkeepChanges(stop_after="1h"), ME)
+    assert actor.is_to_be_stopped
+    await actor.stop_if_long_asleep()
+    assert (await actor.info()).state is SandboxState.FROZEN
+    await actor.set_upkeep(UpkeepChanges(stop_after=0), ME)
+    await actor.stop_if_long_asleep()
+    assert not actor.is_to_be_stopped
+    assert (await actor.info()).cause == "it slept for 0 seconds"

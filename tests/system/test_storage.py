@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,7 +177,7 @@ def test_the_device_goes_with_the_last_mount(tmp_path: Path) -> None:
     assert find_device(tmp_path / "pool.btrfs")
     storage.close()
     while find_device(tmp_path / "pool.btrfs"):
-        pass
+        time.sleep(0.01)
     assert not (tmp_path / "disks").is_mount()
 
 
@@ -199,7 +200,7 @@ def test_a_damaged_pool_is_named_and_not_overwritten(tmp_path: Path) -> None:
     PoolStorage(tmp_path, size=MIN_POOL).close()
     file = tmp_path / "pool.btrfs"
     while find_device(file):
-        pass
+        time.sleep(0.01)
     with file.open("r+b") as pool:
         pool.write(b"x" * 2 * MIB)
     damaged = file.read_bytes()[: 2 * MIB]
@@ -209,7 +210,7 @@ def test_a_damaged_pool_is_named_and_not_overwritten(tmp_path: Path) -> None:
     assert "btrfs check" in caught.value.remedy
     assert file.read_bytes()[: 2 * MIB] == damaged
     while find_device(file):
-        pass
+        time.sleep(0.01)
 
 
 def autoclears(file: Path) -> bool:
@@ -223,7 +224,7 @@ def test_a_pool_whose_opener_was_killed_right_after_the_mount_is_detached_in_the
     PoolStorage(tmp_path, size=MIN_POOL).close()
     file = tmp_path / "pool.btrfs"
     while find_device(file):
-        pass
+        time.sleep(0.01)
     device = subprocess.run(["losetup", "-f", "--show", file], check=True, stdout=-1, text=True).stdout.strip()
     subprocess.run(["mount", device, tmp_path / "disks"], check=True)
     assert not autoclears(file)
@@ -236,7 +237,7 @@ def test_a_pool_whose_opener_was_killed_right_after_the_attach_has_no_second_dev
     PoolStorage(tmp_path, size=MIN_POOL).close()
     file = tmp_path / "pool.btrfs"
     while find_device(file):
-        pass
+        time.sleep(0.01)
     device = subprocess.run(["losetup", "-f", "--show", file], check=True, stdout=-1, text=True).stdout.strip()
     storage = PoolStorage(tmp_path)
     assert find_device(file) == device

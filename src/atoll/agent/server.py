@@ -15,13 +15,13 @@ from atoll.agent.descriptors import FEW_LEFT, limit
 from atoll.agent.operations import Loan
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameDecoder, FrameError, FrameKind, encode_frame, encode_lost
-from atoll.protocol.messages import decode_call, encode_message
+from atoll.protocol.messages import decode_call, encode_message, subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atoll.agent.operations import Calls, Operation
-    from atoll.protocol.messages import Result
+    from atoll.protocol.messages import Call, Result
 
 MAX_CONNECTIONS = 512
 ACCEPTED_PER_TURN = 64
@@ -80,6 +80,7 @@ class HostConnection(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._calls = 0  # that came, with the one under way
         self._operation: Operation | None = None
+        self._call: Call | None = None  # while it is not answered
         self._hang_up: HangUpWatch | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -94,7 +95,7 @@ class HostConnection(asyncio.Protocol):
             self._dismiss(_no_descriptors(FEW_LEFT))
         elif self._server.connections > MAX_CONNECTIONS:
             busy = f"the sandbox already has {MAX_CONNECTIONS} operations under way"
-            self._dismiss(error(ErrorCode.AGENT_BUSY, busy, remedy="Wait for some to end."))
+            self._dismiss(error(ErrorCode.AGENT_BUSY, busy, remedy="Wait for some to end.", limit=MAX_CONNECTIONS))
         else:
             transport.set_write_buffer_limits(high=UNSENT_BYTES)
 
@@ -137,7 +138,7 @@ class HostConnection(asyncio.Protocol):
             self._transport.write(encode_frame(kind, payload))
 
     def done(self, result: Result) -> None:
-        self._operation = None
+        self._operation = self._call = None
         self.input_drained()
         self.send(FrameKind.DONE, encode_message(result))
 
@@ -165,17 +166,21 @@ class HostConnection(asyncio.Protocol):
         self._is_lent = False
         if cause:
             self._say(cause)
+        self._call = None
         self.input_drained()
         if unread:
             self._decoder.push(unread)
             self._server.loop.call_soon(self._decode)  # not now: many calls that fail at once would nest
 
     def take_back_in_doubt(self, cause: AtollError) -> None:
+        problem = self._about_call(cause)
         self.take_back(b"")
-        self.send(FrameKind.LOST, encode_lost(self._calls, encode_message(cause.to_body())))
+        self.send(FrameKind.LOST, encode_lost(self._calls, encode_message(problem.to_body())))
 
     def give_up(self, cause: AtollError) -> None:
-        self.take_back(b"")
+        self._is_lent = False
+        self.input_drained()
+        self._operation = None
         self._dismiss(cause)
 
     def hang_up(self) -> None:
@@ -198,7 +203,7 @@ class HostConnection(asyncio.Protocol):
     def _on_call(self, payload: bytes) -> None:
         self._calls += 1
         try:
-            call = decode_call(payload)
+            call = self._call = decode_call(payload)
             if begin := self._server.calls.operations.get(type(call)):
                 self._begin(begin(call, self))
             else:
@@ -216,7 +221,11 @@ class HostConnection(asyncio.Protocol):
         operation.begin()
 
     def _say(self, cause: AtollError) -> None:
-        self.send(FrameKind.FAILED, encode_message(cause.to_body()))
+        self.send(FrameKind.FAILED, encode_message(self._about_call(cause).to_body()))
+
+    def _about_call(self, cause: AtollError) -> AtollError:
+        call, self._call = self._call, None
+        return cause if call is None else cause.about(**subject(call))
 
     def _dismiss(self, cause: AtollError) -> None:
         """Say why, and nothing more. The peer closes: if we did, with bytes of its own unread, it might miss it."""
@@ -265,11 +274,17 @@ class HangUpWatch:
 
 def _no_descriptors(why: str | None) -> AtollError:
     message = f"the sandbox can take no further operation: {why}"
-    return error(ErrorCode.AGENT_BUSY, message, remedy="Wait for some to end, or raise the limit with `ulimit -n`.")
+    remedy = "Wait for some to end, or raise the limit with `ulimit -n`."
+    return error(ErrorCode.AGENT_BUSY, message, remedy=remedy, reason=why)
 
 
 def comes_from_outside(peer: socket.socket) -> bool:
     """Whether the peer lives outside our PID namespace: the kernel then has no number for it here, and says 0."""
+    return pid_of(peer) == 0
+
+
+def pid_of(peer: socket.socket) -> int:
+    """Of who connected."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     pid, _, _ = _PEER_CREDENTIALS.unpack(credentials)
-    return bool(pid == 0)
+    return int(pid)

@@ -27,7 +27,7 @@ from atoll.protocol.frames import (
     encode_frame,
     encode_header,
 )
-from atoll.protocol.messages import encode_message
+from atoll.protocol.messages import encode_message, subject
 
 if TYPE_CHECKING:
     import mmap
@@ -106,18 +106,21 @@ class WorkerProcess:
         self._control.close()
 
     def _answer(self, order: Order, port: HostPort) -> None:
+        call = decode_file_call(order.call)
         try:
-            result = self._perform(decode_file_call(order.call), order.directory, port)
+            result = self._perform(call, order.directory, port)
             port.send_last(FrameKind.DONE, encode_message(result))
         except AtollError as cause:
-            port.send_last(FrameKind.FAILED, encode_message(cause.to_body()))
+            self._fail(cause, call, port)
         except FrameError as cause:
-            broken = error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Open a new connection.")
-            port.send_last(FrameKind.FAILED, encode_message(broken.to_body()))
+            self._fail(error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Open a new connection."), call, port)
             port.hang_up()
         except Exception as cause:  # ours, or memory ran out: the one who asked shall hear of it
-            wrong = error(ErrorCode.INTERNAL_ERROR, f"{type(cause).__name__}: {cause!s:.200}", remedy="Report this.")
-            port.send_last(FrameKind.FAILED, encode_message(wrong.to_body()))
+            message = f"{type(cause).__name__}: {cause!s:.200}"
+            self._fail(error(ErrorCode.INTERNAL_ERROR, message, remedy="Report this."), call, port)
+
+    def _fail(self, cause: AtollError, call: Call, port: HostPort) -> None:
+        port.send_last(FrameKind.FAILED, encode_message(cause.about(**subject(call)).to_body()))
 
 
 class HostPort:
