@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.engine.base import LiveSandbox
+from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState
 from atoll.store.database import Database, open_database
 from atoll.store.timeline import Timeline
@@ -69,3 +72,36 @@ async def test_a_sandbox_that_ends_is_stopped_although_that_cannot_be_noted(
     database.close()
     os.kill(first_process(machine, actor), signal.SIGKILL)
     await wait_until_stopped(actor)
+
+
+async def test_a_lack_of_descriptors_at_the_moment_it_is_made_starts_no_second_one_on_its_disk(
+    machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, keep = resource.getrlimit(resource.RLIMIT_NOFILE), machine.engine.keep
+
+    async def keep_and_use_up_descriptors(sandbox: LiveSandbox) -> None:
+        await keep(sandbox)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+
+    monkeypatch.setattr(machine.engine, "keep", keep_and_use_up_descriptors)
+    try:
+        with pytest.raises(AtollError) as caught:
+            await actor.do("me", AgentLink.ping)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert caught.value.code is ErrorCode.TOO_MANY_OPEN_FILES
+    made = first_process(machine, actor)
+    await actor.do("me", AgentLink.ping)
+    assert first_process(machine, actor) == made
+    assert [event.what for event in actor.events(0)] == ["created"]
+
+
+async def test_one_that_still_runs_is_ended_before_another_starts_on_its_disk(machine: Machine) -> None:
+    lost = await machine.create("lost", image="busybox")
+    found = await machine.start(lost.id)
+    try:
+        async with asyncio.timeout(HANG_SECONDS):
+            await machine.engine.wait(lost)
+    finally:
+        lost.release()
+        await machine.destroy(found)

@@ -123,9 +123,14 @@ class SandboxActor:
         async with self._change():
             if self._live is None:
                 await self._bring_up(SandboxOptions(), by)
+            assert self._live
             await self._thaw("it was used", by)
-            assert self._link
-            return self._link
+            return self._opened_link(self._live)
+
+    def _opened_link(self, live: LiveSandbox) -> AgentLink:
+        if self._link is None:
+            self._link = AgentLink(live.agent_socket)
+        return self._link
 
     async def _thaw(self, cause: str, by: str) -> None:
         if self._live and self._is_frozen:
@@ -176,7 +181,8 @@ class SandboxActor:
             self._is_frozen = self._machine.engine.is_frozen(live)
 
     def _take(self, live: LiveSandbox) -> None:
-        self._live, self._link = live, AgentLink(live.agent_socket)
+        """It runs, so nothing here may fail: one that we did not know of would get a second one on its disk."""
+        self._live = live
         self._last_used = time.monotonic()
         self._watcher = asyncio.create_task(self._watch(live), name=f"watch {self.name}")
 
@@ -314,9 +320,9 @@ class SandboxActor:
             record = await self._record_of_existing(by)
             merged = {**record.env, **changes}
             check_environment(merged)
-            if self._link:
+            if self._live:
                 await self._thaw("its variables are set", by)
-                await self._tell_environment(self._link, changes)
+                await self._tell_environment(self._opened_link(self._live), changes)
             defaults = self._machine.default_env(record)
             kept = {name: value for name, value in merged.items() if value is not None or name in defaults}
             self._machine.update(record, env=kept)

@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections import deque
@@ -25,8 +26,10 @@ from atoll.protocol.errors import (
     AgentLostError,
     AgentMisbehavedError,
     AgentTimeoutError,
+    AtollError,
     ErrorCode,
     from_body,
+    too_many_open_files,
 )
 from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
 from atoll.protocol.messages import (
@@ -78,7 +81,10 @@ class AgentLink:
     """All connections to one agent."""
 
     def __init__(self, socket_path: Path) -> None:
-        self._directory = os.open(socket_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._directory = os.open(socket_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as cause:
+            raise unreachable(cause) from cause
         # A socket's path may have 107 bytes; through a descriptor of its directory it always fits.
         self._path = f"/proc/self/fd/{self._directory}/{socket_path.name}"
         self._idle: list[AgentConnection] = []
@@ -159,7 +165,7 @@ class AgentLink:
                 remedy="The sandbox may be out of cpu; try again, or stop it.",
             ) from cause
         except OSError as cause:
-            raise not_running(f"the sandbox's agent cannot be reached: {cause.strerror}") from cause
+            raise unreachable(cause) from cause
 
     async def _connect(self) -> AgentConnection:
         peer = socket.socket(socket.AF_UNIX)
@@ -397,6 +403,12 @@ def note_turn(frame: Frame, time: deadline | None) -> None:
         time.stand_still()
     else:
         time.run()
+
+
+def unreachable(cause: OSError) -> AtollError:
+    if cause.errno in (errno.EMFILE, errno.ENFILE):
+        return too_many_open_files(cause)
+    return not_running(f"the sandbox's agent cannot be reached: {cause.strerror}")
 
 
 def not_running(message: str) -> AgentLostError:

@@ -150,6 +150,8 @@ class Machine:
     async def start(self, sandbox_id: SandboxId) -> LiveSandbox:
         """Start one that has ended, on its own disk and on the image it was made on."""
         record = self.record(sandbox_id)
+        if running := await self.engine.adopt(record.to_live()):
+            await self.engine.stop(running)  # whoever lost sight of it: two on one disk would ruin it
         rootfs = self.images.recall(record.image, record.image_state)
         spec = SandboxSpec(
             id=record.id,
