@@ -18,7 +18,7 @@ import uvloop
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.server.app import make_app
-from atoll.server.connections import ClientConnection
+from atoll.server.connections import ClientConnection, SocketConnection
 from atoll.server.settings import Settings
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
@@ -101,7 +101,7 @@ def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Serve
     config = uvicorn.Config(
         make_app(roster, keys, hosts),
         http=ClientConnection,
-        ws="websockets-sansio",
+        ws=SocketConnection,
         ws_max_size=MAX_PAYLOAD,
         ws_ping_interval=PING_SECONDS,
         ws_ping_timeout=PONG_SECONDS,

@@ -4,7 +4,8 @@
    client `resize` and `close`; from us `ready` after the replay, `resized`, `lost`, and as the last `exit` or `error`.
 2. The terminal is read only as fast as the client reads, and the client as fast as the program: what a client sends is
    not looked at, not even a pong, while the program takes no input. One that takes nothing for SEND_SECONDS is let go.
-3. A client that leaves ends nothing but its view.
+3. A client that leaves ends nothing but its view. What it typed before goes on to the program for as long as that takes
+   some of it, every LAST_INPUT_SECONDS.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from atoll.protocol.terminals import (
     to_words,
 )
 from atoll.server.bodies import read_json
+from atoll.server.connections import departure_of
 from atoll.server.problems import bad_request, json_response, status_of
 from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.agent_link import AgentConnection, AgentLink, decode
@@ -49,6 +51,7 @@ from atoll.supervisor.agent_link import AgentConnection, AgentLink, decode
 PATH = "/v1/sandboxes/{id}/terminals/{terminal_id}"
 PROTOCOL = "atoll.terminal"
 SEND_SECONDS = 60.0
+LAST_INPUT_SECONDS = 2.0
 CLOSED, CLOSED_BY_STATUS = 1000, 4000  # an error's close code is 4000 + its HTTP status
 
 _controls: msgspec.json.Decoder[Resize | Close] = msgspec.json.Decoder(Resize | Close)
@@ -106,7 +109,8 @@ async def view(socket: WebSocket) -> None:
     call = AttachTerminal(terminal_id=socket.path_params["terminal_id"])
     try:
         async with actor_of(socket).use(caller_of(socket)) as link, link.operation(call) as agent:
-            await first_of(View(socket, agent).run(), Controls(socket, agent, link).run())
+            controls = Controls(socket, agent, link)
+            await first_of(View(socket, agent).run(), controls.run(), controls.give_up_if_left())
     except AtollError as problem:
         await tell_problem(socket, problem)
     except (WebSocketDisconnect, TimeoutError):
@@ -139,14 +143,27 @@ class Controls:
         self._agent = agent
         self._link = link
         self._terminal_id: str = socket.path_params["terminal_id"]
+        self._messages = 0
 
     async def run(self) -> None:
         while (message := await self._socket.receive())["type"] == "websocket.receive":
+            self._messages += 1
             if message.get("bytes"):
                 await self._agent.send_frame(Frame(FrameKind.INPUT, message["bytes"]))
             elif message.get("text") is not None:
                 await self._obey(message["text"])
         raise WebSocketDisconnect(message["code"])
+
+    async def give_up_if_left(self) -> None:
+        """What the client sends is not read while its input is backed up; its departure must be seen."""
+        left = asyncio.Event()
+        with departure_of(self._socket.scope).calls(left.set):
+            await left.wait()
+        before = -1
+        while self._messages != before:
+            before = self._messages
+            await asyncio.sleep(LAST_INPUT_SECONDS)
+        raise WebSocketDisconnect
 
     async def _obey(self, text: str) -> None:
         try:
