@@ -6,6 +6,7 @@ import msgspec
 
 from atoll.protocol import files, processes, terminals
 from atoll.protocol.errors import ErrorBody
+from atoll.protocol.ids import SaidId
 
 PROTOCOL_VERSION = 1
 TIMED_OUT_EXIT_CODE = 124  # as coreutils' timeout does
@@ -92,7 +93,7 @@ class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+    id: SaidId
     cwd: str
     created_at: float  # seconds since 1970
     commands_waiting: int  # with the one that runs

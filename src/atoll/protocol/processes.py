@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.ids import SaidId
 
 MAX_PROCESS_ID = 63
 MAX_COMMAND_SHOWN = 1000  # bytes: 600 processes fit into one frame
@@ -58,7 +59,7 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A background process. `command` is cut short if it is long; `pid` is the one inside, of its latest start."""
 
-    id: str
+    id: SaidId
     pid: int
     command: str | list[str]
     status: ProcessStatus

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.ids import SaidId
 
 REPLAY_BYTES = 256 * 1024
 MAX_WRITE = 64 * 1024  # of one WriteTerminal
@@ -19,7 +20,7 @@ DEFAULT_COLS, DEFAULT_ROWS = 80, 24
 class TerminalInfo(msgspec.Struct, frozen=True, kw_only=True):
     """`exit_code` is None while its program runs."""
 
-    id: str
+    id: SaidId
     pid: int
     cols: int
     rows: int

@@ -66,6 +66,52 @@ CONNECT_PAUSE = 0.005
 UNREAD = (BrokenPipeError, ConnectionResetError)
 SENT_AHEAD = 2**20  # the kernel gives twice its default at most: large files go twice as far without a wait
 
+# An unknown code, of a newer agent, is INTERNAL_ERROR here.
+CODES_OF_AGENTS = frozenset(
+    {
+        ErrorCode.AGENT_BUSY,
+        ErrorCode.AGENT_LOST,
+        ErrorCode.COMMAND_NOT_FOUND,
+        ErrorCode.DIRECTORY_NOT_EMPTY,
+        ErrorCode.FILESYSTEM_ERROR,
+        ErrorCode.FILE_EXISTS,
+        ErrorCode.FILE_NOT_FOUND,
+        ErrorCode.FILE_TOO_LARGE,
+        ErrorCode.INTERNAL_ERROR,
+        ErrorCode.INVALID_COMMAND,
+        ErrorCode.INVALID_ENVIRONMENT,
+        ErrorCode.INVALID_PATH,
+        ErrorCode.INVALID_PORT,
+        ErrorCode.INVALID_PROCESS_ID,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_SESSION_ID,
+        ErrorCode.INVALID_SIGNAL,
+        ErrorCode.IS_DIRECTORY,
+        ErrorCode.NAME_TOO_LONG,
+        ErrorCode.NOT_A_FILE,
+        ErrorCode.NOT_DIRECTORY,
+        ErrorCode.NO_SPACE,
+        ErrorCode.PERMISSION_DENIED,
+        ErrorCode.PROCESS_EXISTS,
+        ErrorCode.PROCESS_EXITED_BEFORE_READY,
+        ErrorCode.PROCESS_EXIT_TIMEOUT,
+        ErrorCode.PROCESS_LIMIT_REACHED,
+        ErrorCode.PROCESS_NOT_FOUND,
+        ErrorCode.PROCESS_READY_TIMEOUT,
+        ErrorCode.READ_ONLY,
+        ErrorCode.RESOURCE_BUSY,
+        ErrorCode.SESSION_EXISTS,
+        ErrorCode.SESSION_NOT_FOUND,
+        ErrorCode.TERMINAL_NOT_FOUND,
+        ErrorCode.TOO_MANY_FILES,
+        ErrorCode.TOO_MANY_LINKS,
+        ErrorCode.TOO_MANY_PROCESSES,
+        ErrorCode.TOO_MANY_SESSIONS,
+        ErrorCode.TOO_MANY_TERMINALS,
+        ErrorCode.UNSAFE_ARCHIVE,
+    }
+)
+
 T = TypeVar("T")
 
 
@@ -296,7 +342,7 @@ class AgentConnection(asyncio.Protocol):
         if frame.kind is FrameKind.DONE:
             self._is_busy = False
         if frame.kind is FrameKind.FAILED:  # perhaps the last words on this connection: it is not used again
-            raise from_body(decode(decode_error, frame))
+            raise failure_in(frame)
         return frame
 
     def abort(self) -> None:
@@ -337,7 +383,7 @@ class AgentConnection(asyncio.Protocol):
         if frame.kind in (FrameKind.CALL, FrameKind.INPUT):
             raise FrameError(f"an agent does not send {frame.kind.name}")
         if not self._is_busy and frame.kind is FrameKind.FAILED:
-            self._fail(from_body(decode(decode_error, frame)))  # turned away before we could ask
+            self._fail(failure_in(frame))  # turned away before we could ask
             return
         if not self._is_busy:
             raise FrameError(f"a {frame.kind.name} frame came unasked")
@@ -420,6 +466,15 @@ def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
         return decoder(frame.payload)
     except (msgspec.MsgspecError, RecursionError) as cause:
         raise AgentMisbehavedError(f"the agent's answer makes no sense: {cause}", remedy="Stop the sandbox.") from cause
+
+
+def failure_in(frame: Frame) -> AtollError:
+    """What a FAILED frame says, if it is for an agent to say: programs act on codes, and nobody inside directs them."""
+    problem = from_body(decode(decode_error, frame))
+    if problem.code in CODES_OF_AGENTS:
+        return problem
+    message = f"the agent failed with {problem.code}, which is not for it to say: {problem.message!r:.200}"
+    return AgentMisbehavedError(message, remedy="Stop the sandbox.")
 
 
 class deadline:
