@@ -307,6 +307,18 @@ async def test_a_second_server_on_the_same_state_says_so_and_leaves_the_first_al
     assert (await server.ask("GET", "/v1/server")).json()["pid"] == server.process.pid
 
 
+async def test_a_server_of_another_state_does_not_take_the_socket_of_the_first(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    directories = ["--state-dir", str(tmp_path / "other"), "--runtime-dir", str(server.socket.parent)]
+    command = [sys.executable, "-m", "atoll.cli", "serve", *directories]
+    second = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+    _, said = await asyncio.wait_for(second.communicate(), HANG_SECONDS)
+    assert second.returncode != 0
+    assert b"ADDRESS_NOT_USABLE" in said
+    assert (await server.ask("GET", "/v1/server")).json()["pid"] == server.process.pid
+
+
 async def test_on_tcp_a_key_is_always_needed(server: RunningServer) -> None:
     for headers in (
         {},

@@ -17,7 +17,8 @@ from atoll.server.docs_page import page
 from atoll.server.openapi import document
 from atoll.server.problems import status_of
 from atoll.server.routes import ROUTES
-from atoll.server.run import is_listened_on, listen_on_path
+from atoll.server.run import is_listened_on, listen_on_path, listening
+from atoll.server.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,28 @@ def test_a_socket_may_be_as_deep_in_the_tree_as_any_file(tmp_path: Path) -> None
         assert is_listened_on(path)
         assert path.stat().st_mode & 0o777 == 0o600
     assert not is_listened_on(path)
+
+
+def test_a_socket_that_a_server_listens_on_is_not_taken_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    with listen_on_path(path):
+        with pytest.raises(AtollError) as caught:
+            listen_on_path(path)
+        assert caught.value.code is ErrorCode.ADDRESS_NOT_USABLE
+        assert is_listened_on(path)
+    listen_on_path(path).close()  # a dead server's is
+
+
+def test_a_server_that_ends_leaves_the_socket_of_another_alone(tmp_path: Path) -> None:
+    settings = Settings(state=tmp_path, runtime=tmp_path)
+    with listening(settings):
+        settings.socket.rename(tmp_path / "elsewhere")
+        other = listen_on_path(settings.socket)
+    with other:
+        assert is_listened_on(settings.socket)
+    with listening(settings):
+        pass
+    assert not settings.socket.exists()
 
 
 @pytest.mark.parametrize("in_the_way", ["run", "run/server.sock/x"])
