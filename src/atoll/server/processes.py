@@ -190,15 +190,19 @@ async def ask(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
 
 async def wait(request: Request, call: WaitForPort | WaitForExit) -> ProcessInfo:
     patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
-    async with actor_of(request).use(caller_of(request)) as link, link.operation(call) as agent, deadline(patience):
-        return decode(decode_process, _done(await agent.next_frame()))
+
+    async def work(link: AgentLink) -> ProcessInfo:
+        async with link.operation(call) as agent, deadline(patience):
+            return decode(decode_process, _done(await agent.next_frame()))
+
+    return await actor_of(request).do(caller_of(request), work)
 
 
 async def read_parts(
     actor: SandboxActor, caller: str, call: StreamProcessLog
 ) -> AsyncGenerator[LogPart | ProcessInfo, None]:
     """The parts of a log. The last one says how the process is, for a log may have no parts."""
-    async with actor.use(caller) as link, link.operation(call) as agent:
+    async with actor.answering(caller, call) as (agent, _):
         while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
             if frame.kind is not FrameKind.EVENT:
                 raise AgentMisbehavedError(f"the agent sent {frame.kind.name} for a log", remedy="Stop the sandbox.")

@@ -25,6 +25,7 @@ from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.terminals import (
     AttachTerminal,
+    Call,
     Close,
     CloseTerminal,
     CreateTerminal,
@@ -58,8 +59,8 @@ _controls: msgspec.json.Decoder[Resize | Close] = msgspec.json.Decoder(Resize | 
 
 
 async def list_terminals(request: Request) -> Response:
-    async with actor_of(request).use(caller_of(request)) as link:
-        return json_response(TerminalList(terminals=await ask_for_all(link)))
+    found = await actor_of(request).do(caller_of(request), ask_for_all)
+    return json_response(TerminalList(terminals=found))
 
 
 async def post_terminal(request: Request) -> Response:
@@ -72,14 +73,13 @@ async def post_terminal(request: Request) -> Response:
         env=asked.env,
         session_id=asked.session_id,
     )
-    async with actor_of(request).use(caller_of(request)) as link:
-        return json_response(await link.ask(call, decode_terminal), 201)
+    return json_response(await ask(request, call), 201)
 
 
 async def get_terminal(request: Request) -> Response:
     terminal_id = request.path_params["terminal_id"]
-    async with actor_of(request).use(caller_of(request)) as link:
-        found = [terminal for terminal in await ask_for_all(link) if terminal.id == terminal_id]
+    listed = await actor_of(request).do(caller_of(request), ask_for_all)
+    found = [terminal for terminal in listed if terminal.id == terminal_id]
     if not found:
         remedy = "Create one; list the terminals to see which there are."
         raise error(ErrorCode.TERMINAL_NOT_FOUND, f"there is no terminal {terminal_id!r:.100}", remedy=remedy)
@@ -89,14 +89,16 @@ async def get_terminal(request: Request) -> Response:
 async def patch_terminal(request: Request) -> Response:
     size = await read_json(request, TerminalSize)
     call = ResizeTerminal(terminal_id=request.path_params["terminal_id"], cols=size.cols, rows=size.rows)
-    async with actor_of(request).use(caller_of(request)) as link:
-        return json_response(await link.ask(call, decode_terminal))
+    return json_response(await ask(request, call))
 
 
 async def delete_terminal(request: Request) -> Response:
-    async with actor_of(request).use(caller_of(request)) as link:
-        await link.ask(CloseTerminal(terminal_id=request.path_params["terminal_id"]), decode_terminal)
+    await ask(request, CloseTerminal(terminal_id=request.path_params["terminal_id"]))
     return Response(status_code=204)
+
+
+async def ask(request: Request, call: Call) -> TerminalInfo:
+    return await actor_of(request).do(caller_of(request), lambda link: link.ask(call, decode_terminal))
 
 
 async def ask_for_all(link: AgentLink) -> list[TerminalInfo]:
@@ -108,7 +110,7 @@ async def view(socket: WebSocket) -> None:
     await socket.accept(subprotocol=PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None)
     call = AttachTerminal(terminal_id=socket.path_params["terminal_id"])
     try:
-        async with actor_of(socket).use(caller_of(socket)) as link, link.operation(call) as agent:
+        async with actor_of(socket).answering(caller_of(socket), call) as (agent, link):
             controls = Controls(socket, agent, link)
             await first_of(View(socket, agent).run(), controls.run(), controls.give_up_if_left())
     except AtollError as problem:

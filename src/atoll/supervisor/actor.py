@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -32,12 +32,12 @@ from atoll.protocol.sandboxes import (
     Use,
     check_labels,
 )
-from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.agent_link import AgentConnection, AgentLink
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:
     from atoll.protocol.ids import SandboxId
-    from atoll.protocol.messages import CreateSession, SessionInfo
+    from atoll.protocol.messages import Call, CreateSession, SessionInfo
     from atoll.store.timeline import Timeline
     from atoll.supervisor.machine import Machine
 
@@ -110,6 +110,18 @@ class SandboxActor:
                     if is_last or not await self.had_ended(link, problem):
                         raise
         raise AssertionError("the last attempt returns or raises")
+
+    @asynccontextmanager
+    async def answering(self, by: str, call: Call) -> AsyncIterator[tuple[AgentConnection, AgentLink]]:
+        """An operation whose first frame has come; made again, as by `do`, if the agent took nothing of the call."""
+
+        async def begin(link: AgentLink) -> tuple[AgentConnection, AgentLink]:
+            agent = await stack.enter_async_context(link.operation(call))
+            await agent.wait_for_frame()
+            return agent, link
+
+        async with self.use(by), AsyncExitStack() as stack:
+            yield await self.do(by, begin)
 
     async def had_ended(self, link: AgentLink, problem: AgentLostError) -> bool:
         """Whether `problem` is that the sandbox ended by itself before its agent took anything."""
