@@ -8,6 +8,7 @@ import re
 import select
 import socket
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -201,6 +202,25 @@ def test_an_agent_may_say_everything_that_it_has_to_say() -> None:
     said = {ErrorCode(name) for text in texts for name in re.findall(r"ErrorCode\.([A-Z_]+)", text)}
     assert len(said) > 20
     assert said <= CODES_OF_AGENTS
+
+
+async def test_output_in_tiny_pieces_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
+    pieces = encode_frame(FrameKind.STDOUT, b"ab") * 300_000 + DONE
+
+    async def crumble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for start in range(0, len(pieces), 65_536):
+            writer.write(pieces[start : start + 65_536])
+            await writer.drain()
+
+    async with false_agent(tmp_path, crumble) as link:
+        tracemalloc.start()
+        try:
+            output = await link.run(Exec(argv=["true"]))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert output.stdout == b"ab" * 300_000
+    assert peak < 12 * 2**20  # most of it is one read of frames, whatever follows
 
 
 async def test_an_agent_that_hangs_up_is_lost(tmp_path: Path) -> None:

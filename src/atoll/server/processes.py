@@ -173,7 +173,7 @@ async def get_logs(request: Request) -> Response:
     call = StreamProcessLog(process_id=_process_id(request), since=since, follow=streams and _follows(request))
     parts = read_parts(actor_of(request), caller_of(request), call)
     if not streams:
-        return json_response(await _collect(parts))
+        return json_response(await while_client_waits(request, collect(parts)))
     first = await anext(parts)  # what fails before the first part is an HTTP error
     return StreamingResponse(_as_stream(first, parts), media_type=EVENT_STREAM)
 
@@ -210,8 +210,8 @@ async def read_parts(
         yield decode(decode_process, frame)
 
 
-async def _collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> ProcessLogsBody:
-    output: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+async def collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> ProcessLogsBody:
+    output = {"stdout": bytearray(), "stderr": bytearray()}
     number = dropped = size = 0
     async with aclosing(parts):
         async for part in parts:
@@ -219,11 +219,13 @@ async def _collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> Proces
                 continue
             number, dropped = part.number, dropped + part.dropped
             for entry in part.entries:
-                output[entry.stream.value].append(entry.data)
+                if not entry.data:  # it costs nothing to send, and would be read for ever
+                    raise AgentMisbehavedError("the agent sent an empty entry of a log", remedy="Stop the sandbox.")
+                output[entry.stream.value] += entry.data
                 size += len(entry.data)
             if size > MAX_LOG:
                 raise AgentMisbehavedError("the agent sent more than it keeps of a log", remedy="Stop the sandbox.")
-    stdout, stderr = (to_text(b"".join(pieces)) for pieces in output.values())
+    stdout, stderr = (to_text(bytes(data)) for data in output.values())
     return ProcessLogsBody(
         stdout=stdout[0],
         stderr=stderr[0],

@@ -419,22 +419,22 @@ async def collect(connection: AgentConnection, allowed: int | None, time: deadli
 
     `time` stands still while the command waits; a command without a session waits for nobody.
     """
-    output: dict[FrameKind, list[bytes]] = {FrameKind.STDOUT: [], FrameKind.STDERR: []}
+    output = {FrameKind.STDOUT: bytearray(), FrameKind.STDERR: bytearray()}
     left = dict.fromkeys(output, allowed)
     while (frame := await connection.next_frame()).kind is not FrameKind.DONE:
         if frame.kind not in output:
             note_turn(frame, time)
             continue
-        if not frame.payload:  # it costs nothing to send, and would be kept all the same
+        if not frame.payload:  # it costs nothing to send, and would be read for ever
             raise AgentMisbehavedError("the agent sent output without a byte in it", remedy="Stop the sandbox.")
         quota = left[frame.kind]
         if quota is not None:
             left[frame.kind] = quota = quota - len(frame.payload)
             if quota < 0:
                 raise AgentMisbehavedError("the agent sent more output than was allowed", remedy="Stop the sandbox.")
-        output[frame.kind].append(frame.payload)
+        output[frame.kind] += frame.payload
     done = decode(decode_exec_done, frame)
-    stdout, stderr = (b"".join(chunks) for chunks in output.values())
+    stdout, stderr = (bytes(data) for data in output.values())
     return CommandOutput(stdout=stdout, stderr=stderr, done=done)
 
 
