@@ -15,6 +15,7 @@ import pytest
 
 from atoll.engine.base import LiveSandbox
 from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState
 from atoll.store.database import Database, open_database
 from atoll.store.timeline import Timeline
@@ -105,3 +106,29 @@ async def test_one_that_still_runs_is_ended_before_another_starts_on_its_disk(ma
     finally:
         lost.release()
         await machine.destroy(found)
+
+
+async def test_a_request_that_is_refused_leaves_the_history_of_the_one_before(actor: SandboxActor) -> None:
+    await actor.ensure(SandboxOptions(image="busybox"), "me")
+    await actor.destroy("me")
+    for nonsense in (SandboxOptions(limits="nonsense"), SandboxOptions(image="none")):
+        with pytest.raises(AtollError):
+            await actor.ensure(nonsense, "me")
+        assert [event.what for event in actor.events(0)] == ["created", "destroyed"]
+    await actor.ensure(SandboxOptions(image="busybox"), "me")
+    assert [(event.number, event.what) for event in actor.events(0)] == [(3, "created")]
+
+
+async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(
+    machine: Machine, database: Database
+) -> None:
+    """The server that made it was killed in between; of the one before it the end was noted."""
+    timeline = Timeline(database)
+    timeline.add(SandboxId("unnoted"), "destroyed", cause="a test", by="me")
+    live = await machine.create("unnoted", image="busybox")
+    live.release()
+    with closing(database):
+        async with Roster(machine, timeline) as roster:
+            assert [event.what for event in roster.actor("unnoted").events(0)] == ["created"]
+            assert (await roster.actor("unnoted").info()).state is SandboxState.RUNNING
+            await roster.actor("unnoted").destroy("me")

@@ -122,12 +122,16 @@ def test_the_latest_of_some_kinds_is_found(store: Database) -> None:
 
 def test_the_next_sandbox_of_an_id_begins_anew_and_its_numbers_go_on(store: Database) -> None:
     line = Timeline(store)
-    for number in (1, 2, 3):
-        line.begin_anew(A)
-        line.begin_anew(A)  # the first attempt failed
-        assert line.since(A, 0) == []
-        assert line.add(A, "destroyed", cause="a test", by="me").number == number
+    for number in (1, 3, 5):
+        created = line.begin_anew(A, "created", cause="a test", by="me")
+        assert line.since(A, 0) == [created]
+        assert created.number == number
+        line.add(A, "destroyed", cause="a test", by="me")
         line.retire(A)
+    store.execute("DELETE FROM events")
+    store.execute("INSERT INTO numbers VALUES (?, 6)", (A,))  # as an earlier version left it
+    assert line.begin_anew(A, "created", cause="a test", by="me").number == 7
+    assert store.rows("SELECT * FROM numbers") == store.rows("SELECT * FROM retired") == []
 
 
 def test_what_nothing_is_known_of_takes_no_room_among_the_destroyed(store: Database) -> None:

@@ -164,23 +164,21 @@ class SandboxActor:
             self._take(await self._machine.start(self.name))
             self._note("started", cause="it was used", by=by)
         else:
-            self._timeline.begin_anew(self.name)
-            try:
-                live = await self._machine.create(
-                    self.name,
-                    image=options.image,
-                    limits=options.limits,
-                    env=options.env,
-                    upkeep=to_upkeep(options),
-                )
-            except BaseException:
-                self._timeline.retire(self.name)
-                raise
+            live = await self._machine.create(
+                self.name,
+                image=options.image,
+                limits=options.limits,
+                env=options.env,
+                upkeep=to_upkeep(options),
+            )
             self._take(live)
-            self._note("created", cause="its id was used for the first time", by=by)
+            self._note_creation("its id was used for the first time", by)
 
     async def adopt(self) -> None:
         """Take over what an earlier server left running; what ended since is stopped."""
+        last = self._timeline.last(self.name)
+        if last is None or last.what == DESTROYED:
+            self._note_creation("the server that made it was killed before it could say so", "atoll")
         self._last_change = self._timeline.latest(self.name, STATE_CHANGES)
         try:
             live = await self._machine.adopt(self.name)
@@ -397,12 +395,17 @@ class SandboxActor:
         finally:
             self._followers.discard(queue)
 
+    def _note_creation(self, cause: str, by: str) -> None:
+        self._tell(self._timeline.begin_anew(self.name, "created", cause=cause, by=by))
+
     def _note(self, what: str, *, cause: str, by: str) -> None:
-        event = self._timeline.add(self.name, what, cause=cause, by=by)
-        if what in STATE_CHANGES:
+        self._tell(self._timeline.add(self.name, what, cause=cause, by=by))
+
+    def _tell(self, event: SandboxEvent) -> None:
+        if event.what in STATE_CHANGES:
             self._last_change = event
         for queue in self._followers:
-            if queue.full() and what == DESTROYED:
+            if queue.full() and event.what == DESTROYED:
                 queue.get_nowait()
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(event)
