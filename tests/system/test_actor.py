@@ -7,8 +7,8 @@ import os
 import resource
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -132,3 +132,28 @@ async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(
             assert [event.what for event in roster.actor("unnoted").events(0)] == ["created"]
             assert (await roster.actor("unnoted").info()).state is SandboxState.RUNNING
             await roster.actor("unnoted").destroy("me")
+
+
+async def test_who_follows_a_sandbox_learns_of_its_end_although_that_cannot_be_noted(
+    actor: SandboxActor, database: Database
+) -> None:
+    await actor.ensure(SandboxOptions(image="busybox"), "me")
+    events = actor.follow(0)
+    assert (await anext(events)).what == "created"
+    ending = asyncio.create_task(anext(events, None))
+    await asyncio.sleep(0)
+    with read_only(database), pytest.raises(AtollError):
+        await actor.destroy("me")
+    async with asyncio.timeout(HANG_SECONDS):
+        assert await ending is None
+        assert [event.what async for event in actor.follow(0)] == ["created"]
+        await actor.destroy("me")  # twice is fine, and notes it
+        assert [event.what async for event in actor.follow(0)] == ["created", "destroyed"]
+
+
+@contextmanager
+def read_only(database: Database) -> Iterator[None]:
+    """As on a full disk."""
+    database.execute("PRAGMA query_only=1")
+    yield
+    database.execute("PRAGMA query_only=0")

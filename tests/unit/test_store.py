@@ -146,8 +146,18 @@ def test_of_the_destroyed_only_the_latest_are_remembered(store: Database, monkey
     for name in names:
         line.add(name, "created", cause="a test", by="me")
     line.retire(names[1])
-    line.retire_all_but({names[0]})  # the others were destroyed by a server that was killed
+    line.retire_all_but(names[:1].__contains__)  # the others were destroyed by a server that was killed
     assert [bool(line.since(name, 0)) for name in names] == [True, False, True, True]
+
+
+def test_the_end_of_what_a_killed_server_destroyed_is_noted(store: Database) -> None:
+    line = Timeline(store)
+    for name in (A, B):
+        line.add(name, "created", cause="a test", by="me")
+    for _ in range(2):
+        line.retire_all_but({A}.__contains__)
+    assert [event.what for event in line.since(A, 0)] == ["created"]
+    assert [event.what for event in line.since(B, 0)] == ["created", "destroyed"]
 
 
 def test_what_was_written_is_there_the_next_time(tmp_path: Path) -> None:

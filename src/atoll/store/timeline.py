@@ -7,7 +7,7 @@ Of those that were destroyed, the latest MAX_RETIRED are remembered.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextlib import closing
 from datetime import UTC, datetime
 
@@ -19,6 +19,7 @@ from atoll.store.database import Database
 
 MAX_EVENTS = 1_000
 MAX_RETIRED = 1_000
+DESTROYED = "destroyed"
 JOINED = {"oom_killed"}  # code inside can make them happen: in a row they are one, or they would push out the others
 
 _encode = msgspec.json.Encoder().encode
@@ -109,9 +110,12 @@ class Timeline:
             for (oldest,) in self._database.execute(query, (MAX_RETIRED,)).fetchall():
                 self._forget(oldest)
 
-    def retire_all_but(self, sandboxes: Container[SandboxId]) -> None:
-        """Also those whose destruction a killed server did not live to see."""
+    def retire_all_but(self, is_there: Callable[[SandboxId], bool]) -> None:
+        """Also those whose destruction a killed server did not live to note."""
         query = "SELECT sandbox FROM events UNION SELECT sandbox FROM numbers EXCEPT SELECT sandbox FROM retired"
         for (sandbox,) in self._database.execute(query).fetchall():
-            if sandbox not in sandboxes:
+            if not is_there(sandbox):
+                last = self.last(sandbox)
+                if last and last.what != DESTROYED:
+                    self.add(sandbox, DESTROYED, cause="it was asked of a server that was killed", by="atoll")
                 self.retire(sandbox)

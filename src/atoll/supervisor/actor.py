@@ -32,6 +32,7 @@ from atoll.protocol.sandboxes import (
     Use,
     check_labels,
 )
+from atoll.store.timeline import DESTROYED
 from atoll.supervisor.agent_link import AgentConnection, AgentLink
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
 UNREAD_EVENTS = 256
-DESTROYED = "destroyed"
 END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
 MAX_ATTEMPTS = 3
 WATCH_PAUSE_SECONDS = 1.0
@@ -66,7 +66,7 @@ class SandboxActor:
         self._is_frozen = False
         self._in_use = 0
         self._last_used = time.monotonic()
-        self._followers: set[asyncio.Queue[SandboxEvent]] = set()
+        self._followers: set[asyncio.Queue[SandboxEvent | None]] = set()
         self._last_change: SandboxEvent | None = None  # of its state
 
     @property
@@ -229,14 +229,25 @@ class SandboxActor:
     async def destroy(self, by: str) -> None:
         async with self._change():
             if not self._machine.is_on_record(self.name):
+                if self._timeline.last(self.name):
+                    self._note_end(by)
                 return
             if self._live is None:
                 await self._machine.remove(self.name)
             else:
                 await self._machine.destroy(self._live)
                 await self._let_go()
-            self._note(DESTROYED, cause="it was asked for", by=by)
-            self._timeline.retire(self.name)
+            self._note_end(by)
+
+    def _note_end(self, by: str) -> None:
+        """Unless it is noted. If it cannot be, whoever follows still learns of it, and the next attempt notes it."""
+        try:
+            last = self._timeline.last(self.name)
+            if last is None or last.what != DESTROYED:
+                self._note(DESTROYED, cause="it was asked for", by=by)
+                self._timeline.retire(self.name)
+        finally:
+            self._tell_followers(None)
 
     async def _let_go(self) -> None:
         """Of a sandbox that has ended."""
@@ -375,7 +386,7 @@ class SandboxActor:
 
         One who does not read misses some, and sees it by their numbers; the last is never missed.
         """
-        queue: asyncio.Queue[SandboxEvent] = asyncio.Queue(UNREAD_EVENTS)
+        queue: asyncio.Queue[SandboxEvent | None] = asyncio.Queue(UNREAD_EVENTS)
         self._followers.add(queue)
         try:
             for event in self.events(since):
@@ -383,14 +394,12 @@ class SandboxActor:
                 yield event
                 if event.what == DESTROYED:
                     return
-            last = self._timeline.last(self.name)
-            if last and last.what == DESTROYED and last.number <= since:
+            if not self._machine.is_on_record(self.name) and queue.empty():
                 return
-            while True:
-                event = await queue.get()
-                if event.number > since:
-                    yield event
-                if event.what == DESTROYED:
+            while told := await queue.get():
+                if told.number > since:
+                    yield told
+                if told.what == DESTROYED:
                     return
         finally:
             self._followers.discard(queue)
@@ -404,8 +413,12 @@ class SandboxActor:
     def _tell(self, event: SandboxEvent) -> None:
         if event.what in STATE_CHANGES:
             self._last_change = event
+        self._tell_followers(event)
+
+    def _tell_followers(self, event: SandboxEvent | None) -> None:
+        """None is the end, after which nothing is told."""
         for queue in self._followers:
-            if queue.full() and event.what == DESTROYED:
+            if queue.full() and (event is None or event.what == DESTROYED):
                 queue.get_nowait()
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(event)
