@@ -158,6 +158,7 @@ DONE = encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=0, duratio
         encode_frame(FrameKind.DONE, b"\xc1"),
         encode_frame(FrameKind.DONE, encode_message({"exit_code": "zero"})),
         encode_frame(FrameKind.FAILED, encode_message(7)),
+        encode_frame(FrameKind.FAILED, b"\x82\xa4code\xa1\xff\xa7message\xa1x"),
         encode_frame(FrameKind.STDOUT, b"x" * 101) + DONE,
         encode_frame(FrameKind.STDERR, b"x" * 60) * 2 + DONE,
         encode_frame(FrameKind.WAITING),

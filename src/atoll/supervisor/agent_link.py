@@ -464,7 +464,7 @@ def not_running(message: str) -> AgentLostError:
 def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
     try:
         return decoder(frame.payload)
-    except (msgspec.MsgspecError, RecursionError) as cause:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
         raise AgentMisbehavedError(f"the agent's answer makes no sense: {cause}", remedy="Stop the sandbox.") from cause
 
 
