@@ -88,6 +88,10 @@ class ClientConnection(HttpToolsProtocol):
         self._bytes_of_nothing, self._is_in_body = 0, False
         super().on_message_complete()
 
+    def handle_websocket_upgrade(self) -> None:
+        self._watched_flow.close()  # the WebSocket has its own, and we hear no more of this connection
+        super().handle_websocket_upgrade()
+
     def _set_deadline(self) -> None:
         if self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
