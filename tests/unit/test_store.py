@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import STATE_CHANGES
 from atoll.store import database, timeline
-from atoll.store.database import MIGRATIONS, NAME, Database, open_database
+from atoll.store.database import MIGRATIONS, NAME, Database, fold_log, keep_log_short, open_database
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
 
@@ -206,6 +207,44 @@ def test_a_database_that_cannot_be_used_is_named(tmp_path: Path, damage: str) ->
     assert caught.value.code is ErrorCode.STATE_DIRECTORY_UNUSABLE
     assert str(path) in caught.value.message
     assert caught.value.remedy
+
+
+def test_what_is_written_waits_in_the_log_until_it_is_folded_in(store: Database, tmp_path: Path) -> None:
+    path, log = tmp_path / NAME, tmp_path / f"{NAME}-wal"
+    fold_log(path)
+    size = path.stat().st_size
+    write_much(store)
+    assert path.stat().st_size == size
+    longest = log.stat().st_size
+    for _ in range(3):
+        fold_log(path)
+        write_much(store)
+    assert path.stat().st_size > size
+    assert log.stat().st_size < 1.1 * longest
+    with closing(open_database(tmp_path)) as other:
+        assert other.execute("SELECT count(*) FROM custody").fetchone() == (4 * 2000,)
+
+
+async def test_a_log_is_folded_in_when_enough_has_changed(store: Database, tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    fold_log(path)
+    size = path.stat().st_size
+    keeping = asyncio.create_task(keep_log_short(store, changes=2000, pause=0.01))
+    await asyncio.sleep(0)  # it begins
+    write_much(store)
+    try:
+        async with asyncio.timeout(60):
+            while path.stat().st_size == size:
+                await asyncio.sleep(0.01)
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+def write_much(store: Database) -> None:
+    """More than SQLite by itself leaves in a log."""
+    for _ in range(2000):
+        store.execute("INSERT INTO custody VALUES (?)", ("x" * 3000,))
 
 
 def test_a_transaction_is_done_whole_or_not_at_all(store: Database) -> None:
