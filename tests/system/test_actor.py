@@ -23,6 +23,7 @@ from atoll.supervisor.actor import SandboxActor
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.roster import Roster
+from tests import kept
 
 HANG_SECONDS = 60.0
 
@@ -157,3 +158,16 @@ def read_only(database: Database) -> Iterator[None]:
     database.execute("PRAGMA query_only=1")
     yield
     database.execute("PRAGMA query_only=0")
+
+
+async def test_one_whose_record_is_damaged_is_asked_about_and_left_alone(tmp_path: Path) -> None:
+    """Not tried to be put to sleep, second after second."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    open_database(state).close()
+    kept.put(state, "damaged", "created", b"")
+    async with Machine(state, tmp_path / "run") as machine:
+        actor = Roster(machine, Timeline(machine.database)).actor("damaged")
+        with pytest.raises(AtollError):
+            await actor.info()
+        await actor.sleep_if_idle()

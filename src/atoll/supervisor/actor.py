@@ -277,6 +277,8 @@ class SandboxActor:
 
     async def sleep_if_idle(self) -> None:
         """Freeze what nobody has used for as long as it was asked to stay awake."""
+        if not self.is_awake:  # also one whose record cannot be read
+            return
         record = self._machine.find(self.name)
         if record is None or record.upkeep.keep_alive or not self._is_idle_for(record.upkeep.sleep_after):
             return
