@@ -23,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from atoll.protocol.content_types import SNIFFED_BYTES, mime_type
-from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode
+from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
 from atoll.protocol.file_bodies import (
     CopyRequest,
     DirectoryRequest,
@@ -89,6 +89,9 @@ async def get_content(request: Request) -> Response:
     frames = answer(request, ReadFile(path=path, session_id=session_id, offset=offset, length=length))
     info = decode(decode_file_info, expect(await anext(frames), FrameKind.EVENT))
     first, is_whole = await first_bytes(frames)
+    if wanted and is_whole and not first:
+        message = f"the file ends before byte {offset}, whatever its size says"
+        raise error(ErrorCode.RANGE_NOT_SATISFIABLE, message, remedy="Read it from its beginning.", offset=offset)
     if is_whole:
         length = len(first)
     elif length is None:
