@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
 import schemathesis
+from starlette.responses import PlainTextResponse
+from starlette.types import Message
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.server.auth import check_origin, host_name, is_unix
+from atoll.server.auth import Gate, check_origin, host_name, is_unix
 from atoll.server.commands import Characters
 from atoll.server.docs_page import page
 from atoll.server.openapi import document
@@ -19,6 +23,8 @@ from atoll.server.problems import status_of
 from atoll.server.routes import ROUTES
 from atoll.server.run import is_listened_on, listen_on_path, listening
 from atoll.server.settings import Settings
+from atoll.store.database import open_database
+from atoll.store.keys import Keys
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,47 @@ def test_no_origin_and_its_own_may_pass(headers: dict[bytes, str]) -> None:
 )
 def test_what_is_not_surely_the_unix_socket_needs_a_key(server: object, expected: bool) -> None:
     assert is_unix({"type": "http", "server": server}) is expected
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Iterator[Keys]:
+    with closing(open_database(tmp_path)) as database:
+        yield Keys(database)
+
+
+async def pass_gate(
+    keys: Keys, path: str = "/v1/server", host: str = "192.0.2.7:7070", key: str = ""
+) -> tuple[int, dict[bytes, bytes]]:
+    """Status and headers of what a client gets that connected to 192.0.2.7."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nobody reads the body")
+
+    headers = [(b"host", host.encode()), (b"authorization", b"Bearer " + key.encode())]
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "server": ("192.0.2.7", 7070)}
+    await Gate(PlainTextResponse("in"), keys, ("localhost",))(scope, receive, send)
+    return sent[0]["status"], dict(sent[0]["headers"])
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("192.0.2.7", 200),
+        ("192.0.2.7:7070", 200),
+        ("localhost", 200),
+        ("192.0.2.8", 403),
+        ("evil.example", 403),
+        ("192.0.2.7.evil.example", 403),
+        ("", 403),
+    ],
+)
+async def test_the_address_that_was_connected_to_is_a_name_of_the_server(keys: Keys, host: str, status: int) -> None:
+    _, key = keys.create("mine")
+    assert (await pass_gate(keys, host=host, key=key))[0] == status
 
 
 WHOLE = "aé€😀\ufffd".encode()

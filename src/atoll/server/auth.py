@@ -2,7 +2,7 @@
 
 1. Over the Unix socket: whoever may open it, which is root (its directory is private).
 2. Over TCP: whoever has an API key, always. A page in somebody's browser has none, but could get at a server on the
-   same machine by a name that it makes resolve to it, or by a form: so the Host header must be ours, and a request that
+   same machine by a name that it makes resolve to it, or by a form: so the Host header must be ours, or the address itself, and a request that
    another site's page makes is refused before anything is looked at.
 3. A WebSocket is let in by the same rules. A page cannot give it headers, but it can name subprotocols: the key may be
    one, `atoll.key.KEY`, since it must not be in a URL, which logs keep.
@@ -49,7 +49,7 @@ class Gate:
         if is_unix(scope):
             return LOCAL
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        self._check_host(headers.get(b"host", ""))
+        self._check_host(headers.get(b"host", ""), scope)
         check_origin(headers)
         if scope["path"] in OPEN_PATHS:
             return ""
@@ -63,8 +63,9 @@ class Gate:
             )
         return f"key {found.id} ({found.name})"
 
-    def _check_host(self, host: str) -> None:
-        if host_name(host) not in self._hosts:
+    def _check_host(self, host: str, scope: Scope) -> None:
+        """The address that the client connected to is fine as well: no name can be made to resolve to another one."""
+        if host_name(host) not in self._hosts and host_name(host) != address_of(scope):
             raise error(
                 ErrorCode.FORBIDDEN_ORIGIN,
                 f"{host!r:.200} is not a name of this server",
@@ -104,6 +105,12 @@ def host_name(host: str) -> str:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return ""
+
+
+def address_of(scope: Scope) -> str | None:
+    """The server's own, as this client sees it; always an IP address."""
+    server = scope.get("server")
+    return server[0] if server else None
 
 
 def is_unix(scope: Scope) -> bool:
