@@ -106,6 +106,18 @@ async def test_the_address_that_was_connected_to_is_a_name_of_the_server(keys: K
     assert (await pass_gate(keys, host=host, key=key))[0] == status
 
 
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/v1/server"])
+async def test_the_connection_of_a_stranger_is_not_kept(keys: Keys, path: str) -> None:
+    status, headers = await pass_gate(keys, path)
+    assert status == (401 if path == "/v1/server" else 200)
+    assert headers[b"connection"] == b"close"
+
+
+async def test_the_connection_of_a_client_with_a_key_is_kept(keys: Keys) -> None:
+    _, key = keys.create("mine")
+    assert b"connection" not in (await pass_gate(keys, key=key))[1]
+
+
 WHOLE = "aé€😀\ufffd".encode()
 NO_TEXT = [b"", b"\xff", b"\xc3", b"a\xe2\x82b", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\x00\xfe\xff" * 3]
 

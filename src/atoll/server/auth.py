@@ -2,7 +2,7 @@
 
 1. Over the Unix socket: whoever may open it, which is root (its directory is private).
 2. Over TCP: whoever has an API key, always. A page in somebody's browser has none, but could get at a server on the
-   same machine by a name that it makes resolve to it, or by a form: so the Host header must be ours, or the address itself, and a request that
+   same machine by a name that it makes resolve to it, or by a form: so the Host header must be ours, and a request that
    another site's page makes is refused before anything is looked at.
 3. A WebSocket is let in by the same rules. A page cannot give it headers, but it can name subprotocols: the key may be
    one, `atoll.key.KEY`, since it must not be in a URL, which logs keep.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.server.problems import problem_response
@@ -43,7 +43,7 @@ class Gate:
             answer.headers["connection"] = "close"  # a stranger's is not kept
             await answer(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, send if scope["caller"] else closing(send))
 
     def _identify(self, scope: Scope) -> str:
         if is_unix(scope):
@@ -71,6 +71,17 @@ class Gate:
                 f"{host!r:.200} is not a name of this server",
                 remedy="Use its own address, or start it with --allow-host.",
             )
+
+
+def closing(send: Send) -> Send:
+    """An answer to somebody whom nobody knows: a stranger's connection is not kept."""
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return send_and_close
 
 
 def _key_of(scope: Scope, headers: dict[bytes, str]) -> str:
