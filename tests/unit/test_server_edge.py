@@ -199,6 +199,15 @@ def test_the_schemas_in_the_document_are_json_schema() -> None:
         jsonschema_rs.validator_for(whole)
 
 
+def test_to_follow_means_one_thing_for_a_log_and_another_for_a_link() -> None:
+    meanings = {}
+    for path in ("processes/{process_id}/logs", "files/info"):
+        parameters = document()["paths"][f"/v1/sandboxes/{{id}}/{path}"]["get"]["parameters"]
+        (meanings[path],) = [each["description"] for each in parameters if each["name"] == "follow"]
+    assert "goes on" in meanings["processes/{process_id}/logs"]
+    assert "link" in meanings["files/info"]
+
+
 def test_operations_have_names_of_their_own() -> None:
     names = [operation["operationId"] for path in document()["paths"].values() for operation in path.values()]
     assert len(names) == len(set(names)) == len(ROUTES)
