@@ -247,6 +247,40 @@ def write_much(store: Database) -> None:
         store.execute("INSERT INTO custody VALUES (?)", ("x" * 3000,))
 
 
+def test_damage_that_is_met_on_the_way_is_a_typed_error(tmp_path: Path) -> None:
+    with closing(open_database(tmp_path)) as connection:
+        keys, line = Keys(connection), Timeline(connection)
+        for _ in range(200):
+            _, key = keys.create("x" * 500)
+            line.add(A, "env_changed", cause="x" * 500, by="me")
+        fold_log(tmp_path / NAME)
+        damage(connection, "keys")
+        damage(connection, "events")
+    with closing(open_database(tmp_path)) as connection:
+        keys, line = Keys(connection), Timeline(connection)
+        for ask in (
+            lambda: keys.find(key),
+            keys.list,
+            lambda: line.since(A, 0),
+            lambda: line.latest(A, {"created"}),
+        ):
+            with pytest.raises(AtollError) as caught:
+                ask()
+            assert caught.value.code is ErrorCode.STATE_DIRECTORY_UNUSABLE
+
+
+def damage(connection: Database, table: str) -> None:
+    """The leaves in its middle; a query begins well at either end."""
+    query = "SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf' ORDER BY path"
+    pages = [number for (number,) in connection.execute(query, (table,))]
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    assert len(pages) > 6
+    with connection.path.open("r+b") as file:
+        for page in pages[3:-3]:
+            file.seek((page - 1) * size)
+            file.write(b"\xff" * size)
+
+
 def test_a_transaction_is_done_whole_or_not_at_all(store: Database) -> None:
     with pytest.raises(KeyError), store.transaction():
         store.execute("INSERT INTO custody VALUES ('now')")

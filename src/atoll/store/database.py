@@ -70,6 +70,31 @@ MIGRATIONS = (
 logger = logging.getLogger("atoll.store")
 
 
+class Rows(sqlite3.Cursor):
+    """What a statement finds. Damage may be met at any row."""
+
+    connection: Database
+
+    def __next__(self) -> Any:
+        with self._typed():
+            return super().__next__()
+
+    def fetchone(self) -> Any:
+        with self._typed():
+            return super().fetchone()
+
+    def fetchall(self) -> list[Any]:
+        with self._typed():
+            return super().fetchall()
+
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as cause:
+            raise unusable(self.connection.path, cause) from cause
+
+
 class Database(sqlite3.Connection):
     """Each statement is a transaction of its own, but within `transaction`. What goes wrong is a typed error."""
 
@@ -79,16 +104,13 @@ class Database(sqlite3.Connection):
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         try:
-            return super().execute(sql, parameters)
+            return super().cursor(Rows).execute(sql, parameters)
         except sqlite3.Error as cause:
             raise unusable(self.path, cause) from cause
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Everything that a query finds, to the last row: damage may be met at any of them."""
-        try:
-            return super().execute(sql).fetchall()
-        except sqlite3.Error as cause:
-            raise unusable(self.path, cause) from cause
+        """Everything that a query finds, to the last row."""
+        return self.execute(sql).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
