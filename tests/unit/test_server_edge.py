@@ -21,10 +21,12 @@ from atoll.server.docs_page import page
 from atoll.server.openapi import document
 from atoll.server.problems import status_of
 from atoll.server.routes import ROUTES
-from atoll.server.run import is_listened_on, listen_on_path, listening
+from atoll.server.run import is_listened_on, listen_on_path, listening, make_server
 from atoll.server.settings import Settings
 from atoll.store.database import open_database
 from atoll.store.keys import Keys
+from atoll.store.timeline import Timeline
+from atoll.supervisor.roster import Roster
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,13 @@ async def test_the_connection_of_a_stranger_is_not_kept(keys: Keys, path: str) -
 async def test_the_connection_of_a_client_with_a_key_is_kept(keys: Keys) -> None:
     _, key = keys.create("mine")
     assert b"connection" not in (await pass_gate(keys, key=key))[1]
+
+
+def test_what_a_client_says_of_itself_in_a_proxys_headers_is_not_taken(keys: Keys, tmp_path: Path) -> None:
+    roster = Roster(None, Timeline(keys._database))  # type: ignore[arg-type]
+    config = make_server(Settings(state=tmp_path, runtime=tmp_path), roster, keys).config
+    config.load()
+    assert isinstance(config.loaded_app, Gate)  # with nothing in front of it
 
 
 WHOLE = "aé€😀\ufffd".encode()

@@ -114,6 +114,7 @@ def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Serve
         log_level="warning",  # or it notes every WebSocket with its query
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nobody asks where a client is, and whoever is on this machine could say anything
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACEFUL_SECONDS,
     )
