@@ -280,9 +280,11 @@ def last_lines(data: bytes) -> str:
 
 
 def not_ready(process: ProcessInfo, condition: str, seconds: float | None, log: str) -> AtollError:
+    """Without a limit in `seconds` only an agent that misbehaves ends a wait."""
+    when = "before its agent ended the wait" if seconds is None else f"within {seconds:g} seconds"
     return error(
         ErrorCode.PROCESS_READY_TIMEOUT,
-        f"process {process.id!r} did not {condition} within {seconds:g} seconds{_as_ending(log)}",
+        f"process {process.id!r} did not {condition} {when}{_as_ending(log)}",
         remedy="Look at its log, or give it more time with timeout=.",
         process_id=process.id,
         condition=condition,
