@@ -171,6 +171,10 @@ def oci_config(architectures: tuple[str, ...]) -> dict[str, object]:
     script = HERE.parent / "scripts/build_seccomp.py"
     syscalls = json.loads(subprocess.run([script, "--oci"], check=True, capture_output=True).stdout)
     syscalls["architectures"] = list(architectures)
+    if len(architectures) > 1:
+        # 32-bit sockets come by one call whose arguments a filter cannot see, so that what is refused by argument
+        # contradicts what is allowed. Without those rules it answers what everything unknown does.
+        syscalls["syscalls"] = [rule for rule in syscalls["syscalls"] if "errnoRet" not in rule or not rule["args"]]
     capabilities = [f"CAP_{capability.name}" for capability in Capability]
     ids = [{"containerID": 0, "hostID": 2_146_000_000, "size": 65_536}]
     basic = ["nosuid", "noexec", "nodev"]

@@ -17,6 +17,7 @@ import errno
 import json
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import seccomp
@@ -80,57 +81,80 @@ NETLINK_ROUTE = 0
 IP_PROTOCOLS = (0, 1, 6, 17, 58, 255)  # default, ICMP, TCP, UDP, ICMPv6, raw; SCTP, DCCP and MPTCP stay out
 
 
-def policy() -> "seccomp.SyscallFilter":
-    rules = seccomp.SyscallFilter(ERRNO(errno.ENOSYS))
-    rules.set_attr(Attr.ACT_BADARCH, ERRNO(errno.ENOSYS))  # 32-bit and x32 system calls
-    rules.set_attr(Attr.CTL_OPTIMIZE, 2)  # a binary tree
-    for name in ALLOWED:
-        rules.add_rule(ALLOW, name)
-    for name in " ".join(REFUSED.values()).split():
-        rules.add_rule(ERRNO(errno.EPERM), name)
+ALLOWING, UNKNOWN = "SCMP_ACT_ALLOW", errno.ENOSYS
+COMPARISONS = {"SCMP_CMP_EQ": EQ, "SCMP_CMP_NE": NE, "SCMP_CMP_GT": GT, "SCMP_CMP_MASKED_EQ": MASKED_EQ}
+
+
+def rules() -> Iterator[dict]:
+    """The policy, as an OCI profile says it: names, an action, and what arguments must be for it."""
+    yield allowing(*ALLOWED)
+    yield refusing(errno.EPERM, *" ".join(REFUSED.values()).split())
     for personality in PERSONALITIES:
-        rules.add_rule(ALLOW, "personality", Arg(0, EQ, personality))
+        yield allowing("personality", args=[compared(0, "EQ", personality)])
     # clone3 passes its flags in memory, where a filter cannot look; on ENOSYS the C library uses clone.
-    rules.add_rule(ALLOW, "clone", Arg(0, MASKED_EQ, NEW_NAMESPACES, 0))
-    add_sockets(rules)
-    return rules
+    yield allowing("clone", args=[compared(0, "MASKED_EQ", NEW_NAMESPACES, 0)])
+    yield from socket_rules()
 
 
-def add_sockets(rules: "seccomp.SyscallFilter") -> None:
+def socket_rules() -> Iterator[dict]:
     """Four families. AF_VSOCK above all stays out: it is not namespaced and reaches what is below this machine."""
-    rules.add_rule(ALLOW, "socketpair", Arg(0, EQ, UNIX))
-    rules.add_rule(ALLOW, "socket", Arg(0, EQ, UNIX))
-    rules.add_rule(ALLOW, "socket", Arg(0, EQ, NETLINK), Arg(2, EQ, NETLINK_ROUTE))
-    rules.add_rule(ERRNO(errno.EPROTONOSUPPORT), "socket", Arg(0, EQ, NETLINK), Arg(2, NE, NETLINK_ROUTE))
+    yield allowing("socketpair", args=[compared(0, "EQ", UNIX)])
+    yield allowing("socket", args=[compared(0, "EQ", UNIX)])
+    is_netlink = compared(0, "EQ", NETLINK)
+    yield allowing("socket", args=[is_netlink, compared(2, "EQ", NETLINK_ROUTE)])
+    yield refusing(errno.EPROTONOSUPPORT, "socket", args=[is_netlink, compared(2, "NE", NETLINK_ROUTE)])
     for family in (INET, INET6):
+        is_family = compared(0, "EQ", family)
         for protocol in IP_PROTOCOLS:
-            rules.add_rule(ALLOW, "socket", Arg(0, EQ, family), Arg(2, EQ, protocol))
-        rules.add_rule(ERRNO(errno.EPROTONOSUPPORT), "socket", Arg(0, EQ, family), Arg(2, GT, max(IP_PROTOCOLS)))
+            yield allowing("socket", args=[is_family, compared(2, "EQ", protocol)])
+        yield refusing(errno.EPROTONOSUPPORT, "socket", args=[is_family, compared(2, "GT", max(IP_PROTOCOLS))])
     for family in set(range(NETLINK)) - {UNIX, INET, INET6}:
-        rules.add_rule(ERRNO(errno.EAFNOSUPPORT), "socket", Arg(0, EQ, family))
-    rules.add_rule(ERRNO(errno.EAFNOSUPPORT), "socket", Arg(0, GT, NETLINK))
+        yield refusing(errno.EAFNOSUPPORT, "socket", args=[compared(0, "EQ", family)])
+    yield refusing(errno.EAFNOSUPPORT, "socket", args=[compared(0, "GT", NETLINK)])
+
+
+def allowing(*names: str, args: Sequence[dict] = ()) -> dict:
+    return {"names": list(names), "action": ALLOWING, "args": list(args)}
+
+
+def refusing(error: int, *names: str, args: Sequence[dict] = ()) -> dict:
+    return {"names": list(names), "action": "SCMP_ACT_ERRNO", "errnoRet": error, "args": list(args)}
+
+
+def compared(index: int, op: str, value: int, value_two: int | None = None) -> dict:
+    """With MASKED_EQ the first value is the mask, and the second what must be left."""
+    second = {} if value_two is None else {"valueTwo": value_two}
+    return {"index": index, "op": f"SCMP_CMP_{op}", "value": value} | second
 
 
 def oci_profile() -> dict:
-    """The allow-list in the form that OCI runtimes compile at each start."""
-    masked = {"index": 0, "value": NEW_NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
-    families = [[{"index": 0, "value": family, "op": "SCMP_CMP_EQ"}] for family in (UNIX, INET, INET6, NETLINK)]
+    """What OCI runtimes compile at each start."""
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
-        "defaultErrnoRet": errno.ENOSYS,
-        "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],  # as in the stock profiles
-        "syscalls": [
-            {"names": ALLOWED, "action": "SCMP_ACT_ALLOW"},
-            {"names": " ".join(REFUSED.values()).split(), "action": "SCMP_ACT_ERRNO", "errnoRet": errno.EPERM},
-            {"names": ["clone"], "action": "SCMP_ACT_ALLOW", "args": [masked]},
-            *({"names": ["socket"], "action": "SCMP_ACT_ALLOW", "args": family} for family in families),
-        ],
+        "defaultErrnoRet": UNKNOWN,
+        "architectures": ["SCMP_ARCH_X86_64"],
+        "syscalls": list(rules()),
     }
+
+
+def policy(profile: dict) -> "seccomp.SyscallFilter":
+    """What an OCI profile for this architecture says, as libseccomp takes it."""
+    policy = seccomp.SyscallFilter(ERRNO(profile["defaultErrnoRet"]))
+    policy.set_attr(Attr.ACT_BADARCH, ERRNO(profile["defaultErrnoRet"]))  # 32-bit and x32 system calls
+    policy.set_attr(Attr.CTL_OPTIMIZE, 2)  # a binary tree
+    for rule in profile["syscalls"]:
+        action = ALLOW if rule["action"] == ALLOWING else ERRNO(rule["errnoRet"])
+        arguments = [
+            Arg(one["index"], COMPARISONS[one["op"]], one["value"], one.get("valueTwo", 0)) for one in rule["args"]
+        ]
+        for name in rule["names"]:
+            policy.add_rule(action, name, *arguments)
+    return policy
 
 
 def compile_policy() -> bytes:
     with tempfile.TemporaryFile() as file:
-        policy().export_bpf(file)
+        policy(oci_profile()).export_bpf(file)
         file.seek(0)
         return file.read()
 

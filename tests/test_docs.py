@@ -21,9 +21,9 @@ PRINTED = (
     ["4", "0"],
     ["124 True", "hello from /tmp", "gcc in /usr", "$HOME is not expanded"],
     ["stdout 1 for you", "complete 0", "running {'team': 'red'}", "['created']"],
-    ["200", "killed True", "2", "7 stdout trying", "21 exit 0", "PROCESS_EXITED_BEFORE_READY no config"],
+    ["200", "killed True", "2", "7 stdout trying", "22 exit 0", "PROCESS_EXITED_BEFORE_READY no config"],
     ["['0', '1', '2']"],
-    ["FILE_NOT_FOUND Make it first."],
+    ["FILE_NOT_FOUND /no/such/place Make it first."],
     ["30 100", "exit code 3"],
     [
         "x,y\n1,2",
@@ -33,6 +33,7 @@ PRINTED = (
         "/workspace/data/b.csv",
         "['a.csv', 'b.csv']",
     ],
+    ["frozen 1", "'frozen', 'thawed', 'stopped', 'upkeep_changed'"],
 )
 
 

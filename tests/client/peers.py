@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -33,6 +33,7 @@ from atoll.protocol.sandboxes import (
     ServerInfo,
 )
 
+FRAMES_FOLLOW = b"HTTP/1.1 200 OK\r\ncontent-type: application/vnd.atoll.frames\r\ntransfer-encoding: chunked\r\n\r\n"
 JSON_OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 STATUS = {"SANDBOX_NOT_FOUND": 404, "INVALID_API_KEY": 401, "SANDBOX_START_FAILED": 500}
 
@@ -51,7 +52,7 @@ class RawServer:
         self._threads = [threading.Thread(target=self._serve)]
         self._threads[0].start()
 
-    def __enter__(self) -> RawServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,14 +89,18 @@ def read_request(peer: socket.socket) -> bytes:
     """The head of a request and, if it has a length, its body."""
     data = b""
     while b"\r\n\r\n" not in data:
-        if not (chunk := peer.recv(65536)):
-            raise ConnectionResetError
-        data += chunk
+        data += receive(peer)
     head, _, body = data.partition(b"\r\n\r\n")
     length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
     while len(body) < length:
-        body += peer.recv(65536)
+        body += receive(peer)
     return head + b"\r\n\r\n" + body
+
+
+def receive(peer: socket.socket) -> bytes:
+    if not (data := peer.recv(65536)):
+        raise ConnectionResetError
+    return data
 
 
 def answering(*pieces: bytes) -> Callable[[socket.socket], None]:
@@ -132,16 +137,15 @@ class Conversation:
         self.send_raw(encode_frame(kind, payload))
 
     def send_raw(self, data: bytes) -> None:
-        self.begin()
-        self._handler.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def begin(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
-            self._handler.send_response(200)
-            self._handler.send_header("content-type", "application/vnd.atoll.frames")
-            self._handler.send_header("transfer-encoding", "chunked")
-            self._handler.end_headers()
+        self._write(b"")
+
+    def _write(self, data: bytes) -> None:
+        """At once, so that no client waits between the head of an answer and what follows it."""
+        head, self._has_begun = b"" if self._has_begun else FRAMES_FOLLOW, True
+        self._handler.wfile.write(head + data)
 
     def stdout(self, data: bytes) -> None:
         self.send(FrameKind.STDOUT, data)
@@ -287,7 +291,7 @@ class ContractHandler(BaseHTTPRequestHandler):
             case "POST", ["sandboxes", id, "sessions"]:
                 asked = msgspec.json.decode(body, type=SessionRequest)
                 assert asked.id
-                made = SessionInfo(id=asked.id, cwd=asked.cwd, created_at=1.0, commands_waiting=0)
+                made = SessionInfo(id=asked.id, cwd=asked.cwd, created_at=datetime.now(UTC), commands_waiting=0)
                 self.server.sessions[asked.id] = made
                 self.answer(201, made)
             case "DELETE", ["sandboxes", id, "sessions", session]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import io
 import os
+import signal
 import socket
 import tarfile
 import threading
@@ -181,6 +183,11 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], ErrorCode]] = [
     ("write_file", ("a", "\ud800"), {}, ErrorCode.INVALID_REQUEST),
     ("write_file", ("a", "b"), {"encoding": "latin-1"}, ErrorCode.INVALID_REQUEST),
     ("write_file", ("a", "b"), {"encoding": None}, ErrorCode.INVALID_REQUEST),
+    ("write_file", ("a", "b"), {"encoding": "bytes"}, ErrorCode.INVALID_REQUEST),
+    ("write_file", ("a", "b"), {"encoding": "utf-8-sig"}, ErrorCode.INVALID_REQUEST),
+    ("write_file", ("a", "b"), {"encoding": "utf-8\0"}, ErrorCode.INVALID_REQUEST),
+    ("write_file", ("a", "b"), {"encoding": "\udcff"}, ErrorCode.INVALID_REQUEST),
+    ("write_file", ("a", "b"), {"encoding": b"utf-8"}, ErrorCode.INVALID_REQUEST),
     ("write_file", ("a", "not base64!"), {"encoding": "base64"}, ErrorCode.INVALID_REQUEST),
     ("write_file", ("a", "abc"), {"encoding": "base64"}, ErrorCode.INVALID_REQUEST),
     ("write_file", ("a", "grün"), {"encoding": "base64"}, ErrorCode.INVALID_REQUEST),
@@ -220,6 +227,7 @@ async def test_bad_input_is_a_typed_error_before_anything_is_sent(
         await half.run(getattr(sandbox_of(half, stub), method), *arguments, **options)
     assert caught.value.code is code
     assert caught.value.remedy
+    assert caught.value.context
     assert not stub.requests
 
 
@@ -309,6 +317,11 @@ async def test_an_agent_that_is_done_before_it_has_everything_is_not_believed(ha
         (b"a\xff", None, ("Yf8=", "base64", True, "text/plain", 2)),
         (b"a\xff", "utf-8", ("a�", "utf-8", True, "text/plain", 2)),
         (b"a\xff", "utf8", ("a�", "utf-8", True, "text/plain", 2)),
+        (b"a\xff", "UTF-8", ("a�", "utf-8", True, "text/plain", 2)),
+        (b"a\xff", "Utf_8", ("a�", "utf-8", True, "text/plain", 2)),
+        (b"a\xff", "U8", ("a�", "utf-8", True, "text/plain", 2)),
+        (b"a\xff", "Base64", ("Yf8=", "base64", True, "text/plain", 2)),
+        (b"a\xff", "BYTES", (b"a\xff", "bytes", True, "text/plain", 2)),
         (b"a\0b", None, ("YQBi", "base64", True, "text/plain", 3)),
         (PNG, "bytes", (PNG, "bytes", True, "image/png", len(PNG))),
         (LARGE, "bytes", (LARGE, "bytes", True, "text/plain", len(LARGE))),
@@ -338,12 +351,71 @@ async def test_read_file_keeps_no_more_in_memory_than_it_says(
     for module in (client_files, blocking_files):
         monkeypatch.setattr(module, "MAX_READ", 1000)
     stub.on_call = FileAgent(LARGE)
-    with pytest.raises(OSError, match="more than 1000 bytes") as caught:
+    with pytest.raises(OSError, match="reads up to 1,000") as caught:
         await half.run(sandbox_of(half, stub).read_file, "a")
     assert isinstance(caught.value, AtollError)
     assert caught.value.code is ErrorCode.FILE_TOO_LARGE
+    assert caught.value.context == {"size": len(LARGE), "limit": 1000, "path": "/workspace/a.txt"}
+    assert caught.value.filename == "/workspace/a.txt"
+    assert "open_file()" in caught.value.remedy and "offset=" in caught.value.remedy
+    end = await half.run(sandbox_of(half, stub).read_file, "a", encoding="bytes", offset=len(LARGE) - 1000)
+    assert end.content == LARGE[-1000:]
     read = await half.run(sandbox_of(half, stub).read_file, "a", encoding="bytes", length=len(LARGE))
     assert read.content == LARGE
+
+
+async def test_a_file_that_is_too_large_is_refused_before_any_of_it_is_read(half: Half, stub: ContractServer) -> None:
+    """Its size comes first; this agent says it, and then nothing."""
+
+    def waits(conversation: Conversation) -> None:
+        conversation.send(FrameKind.EVENT, encode_message(info("/workspace/huge", size=2**40)))
+        with contextlib.suppress(OSError):
+            conversation.wait_for_hang_up()
+
+    stub.on_call = waits
+    with pytest.raises(OSError, match="1,099,511,627,776 bytes") as caught:
+        await half.run(sandbox_of(half, stub).read_file, "huge")
+    assert isinstance(caught.value, AtollError) and caught.value.code is ErrorCode.FILE_TOO_LARGE
+
+
+async def test_a_file_that_grows_while_it_is_read_is_refused_when_it_has_become_too_large(
+    half: Half, stub: ContractServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atoll.client_sync import files as blocking_files
+
+    for module in (client_files, blocking_files):
+        monkeypatch.setattr(module, "MAX_READ", 1000)
+
+    def grows(conversation: Conversation) -> None:
+        conversation.send(FrameKind.EVENT, encode_message(info("/proc/endless", size=0)))
+        with contextlib.suppress(OSError):
+            while True:
+                conversation.send(FrameKind.DATA, b"x" * 600)
+
+    stub.on_call = grows
+    with pytest.raises(OSError, match="'/proc/endless' has 1,200 bytes") as caught:
+        await half.run(sandbox_of(half, stub).read_file, "/proc/endless")
+    assert caught.value.filename == "/proc/endless"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+async def test_what_is_no_file_is_not_uploaded_and_not_waited_for(
+    half: Half, stub: ContractServer, agent: FileAgent, tmp_path: Path, kind: str
+) -> None:
+    local = tmp_path / kind
+    with socket.socket(socket.AF_UNIX) as bound:
+        match kind:
+            case "fifo":
+                os.mkfifo(local)
+            case "socket":
+                bound.bind(str(local))
+            case _:
+                local.symlink_to("/dev/zero")
+        with pytest.raises(OSError, match=f"(?i)neither a file nor a directory, but a {kind}") as caught:
+            await half.run(sandbox_of(half, stub).upload, local, "a")
+    assert isinstance(caught.value, AtollError) and caught.value.code is ErrorCode.NOT_A_FILE
+    assert caught.value.filename == str(local) and caught.value.remedy
+    assert agent.calls == []
 
 
 async def test_a_stream_that_is_left_ends_the_reading(half: Half, stub: ContractServer) -> None:
@@ -450,6 +522,63 @@ async def test_an_open_file_reads_as_pythons_own_does(half: Half, stub: Contract
     with pytest.raises(ValueError, match="is closed"):
         await half.run(file.read)
     assert all(call.path == b"a" for call in agent.calls)
+
+
+class FailingAgent(FileAgent):
+    """Hangs up in the middle of a file, as often as it is told to."""
+
+    def __init__(self, stub: ContractServer, content: bytes, failures: int) -> None:
+        super().__init__(content)
+        self.stub = stub
+        self.failures = failures
+
+    def __call__(self, conversation: Conversation) -> None:
+        if not self.failures:
+            super().__call__(conversation)
+            return
+        self.failures -= 1
+        self.calls.append(conversation.call)
+        conversation.send(FrameKind.EVENT, encode_message(self.info))
+        conversation.send(FrameKind.DATA, self.content[conversation.call.offset :][:4])  # type: ignore[union-attr]
+        self.stub.hang_up()
+
+
+async def test_a_read_that_failed_is_not_followed_by_the_end_of_the_file(half: Half, stub: ContractServer) -> None:
+    stub.on_call = agent = FailingAgent(stub, b"one\ntwo\nthree\n", failures=3)
+    file = sandbox_of(half, stub).open_file("a")
+    assert await half.run(file.readline) == b"one\n"
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="SERVER_LOST"):
+            await half.run(file.read, 100)
+        assert file.tell() == 4  # what had come before the failure comes again
+    assert await half.run(file.readline) == b"two\n"
+    with pytest.raises(ConnectionError, match="SERVER_LOST"):
+        await half.run(file.readline)
+    assert await half.run(file.read) == b"three\n"
+    assert await half.run(file.read) == b""
+    assert [call.offset for call in agent.calls] == [0, 4, 4, 8]
+    await half.close(file)
+
+
+async def test_a_read_that_was_cancelled_is_not_followed_by_the_end_of_the_file(stub: ContractServer) -> None:
+    def agent(conversation: Conversation) -> None:
+        conversation.send(FrameKind.EVENT, encode_message(info()))
+        conversation.send(FrameKind.DATA, b"some")
+        with contextlib.suppress(OSError):
+            conversation.wait_for_hang_up()
+
+    stub.on_call = agent
+    file = sandbox_of(AsyncHalf(), stub).open_file("a")
+    reading = asyncio.create_task(file.read())
+    while not file._ahead:
+        await asyncio.sleep(0.01)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    stub.on_call = FileAgent(b"some more")
+    assert await file.read() == b"some more"
+    await file.aclose()
+    AsyncHalf.server.shared_server.cache_clear()
 
 
 async def test_what_is_written_to_an_open_file_is_committed_when_it_is_closed(
@@ -583,10 +712,12 @@ async def test_a_list_without_end_is_not_kept(
 
 async def test_a_watch_is_ready_when_it_is_entered_and_ends_when_it_is_left(half: Half, stub: ContractServer) -> None:
     calls = []
-    may_begin, gone = threading.Event(), threading.Event()
+    has_answered, may_begin, gone = threading.Event(), threading.Event(), threading.Event()
 
     def agent(conversation: Conversation) -> None:
         calls.append(conversation.call)
+        conversation.begin()
+        has_answered.set()
         assert may_begin.wait(60)
         conversation.send(FrameKind.EVENT, encode_message(FileChanges(changes=[])))
         change = FileChange(type=ChangeType.CREATE, raw_path=b"/workspace/a\xff")
@@ -600,7 +731,8 @@ async def test_a_watch_is_ready_when_it_is_entered_and_ends_when_it_is_left(half
     watch = sandbox_of(half, stub).watch("/workspace", include="*.py", exclude=[".git", "build"])
     entering = half.entered(watch)
     waiting = asyncio.create_task(entering.__aenter__())
-    await asyncio.sleep(0)
+    assert await asyncio.to_thread(has_answered.wait, 60)
+    await half.list_sandboxes(url=stub.url)  # by then it has seen that its answer has begun
     assert not waiting.done()
     may_begin.set()
     changes = await waiting
@@ -630,7 +762,8 @@ async def test_closing_a_watch_wakes_whoever_waits_for_it(half: Half, stub: Cont
             return [change async for change in half.iterate(watch)]
 
         waiting = asyncio.create_task(collect())
-        await asyncio.sleep(0)
+        while not watch._frames._response._stream._is_waiting:
+            await asyncio.sleep(0.01)
         await half.close(watch)
         assert await waiting == []
 
@@ -713,7 +846,7 @@ async def test_a_download_that_is_cancelled_leaves_nothing(stub: ContractServer,
     downloading = asyncio.create_task(sandbox_of(async_half, stub).download("a", target / "b"))
     await asyncio.to_thread(has_begun.wait, 60)
     while not list(target.iterdir()):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
     downloading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await downloading
@@ -721,19 +854,34 @@ async def test_a_download_that_is_cancelled_leaves_nothing(stub: ContractServer,
     async_half.server.shared_server.cache_clear()
 
 
+class SlowFile:
+    """A file that nobody gets to open while we have the lease on it, as if its disk were slow."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._on_break = signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+
+    async def wait_for_opener(self) -> None:
+        while fcntl.fcntl(self._descriptor, fcntl.F_GETLEASE) == fcntl.F_WRLCK:
+            await asyncio.sleep(0)
+
+    def let_go(self) -> None:
+        os.close(self._descriptor)
+        signal.signal(signal.SIGIO, self._on_break)
+
+
 async def test_what_was_being_opened_when_an_upload_is_cancelled_is_closed(
     stub: ContractServer, agent: FileAgent, tmp_path: Path
 ) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    async_half = AsyncHalf()
-    uploading = asyncio.create_task(sandbox_of(async_half, stub).upload(tmp_path / "fifo", "a"))
-    for _ in range(100):
-        await asyncio.sleep(0)
+    slow = SlowFile(tmp_path / "slow", b"too late")
+    uploading = asyncio.create_task(sandbox_of(AsyncHalf(), stub).upload(tmp_path / "slow", "a"))
+    await slow.wait_for_opener()
     uploading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await uploading
-    with contextlib.suppress(OSError):  # on a slow machine it was cancelled before it came to that
-        os.close(os.open(tmp_path / "fifo", os.O_WRONLY | os.O_NONBLOCK))
+    slow.let_go()
     assert agent.calls == []
 
 
@@ -751,8 +899,13 @@ async def test_a_server_that_is_lost_in_the_middle_of_a_write_is_told(half: Half
 
 async def test_where_a_download_cannot_go_is_told(half: Half, stub: ContractServer, tmp_path: Path) -> None:
     stub.on_call = FileAgent(b"x")
-    with pytest.raises(FileNotFoundError, match="of this machine"):
-        await half.run(sandbox_of(half, stub).download, "/workspace/a.txt", tmp_path / "no/such")
+    with pytest.raises(FileNotFoundError, match="on this machine") as missing:
+        await half.run(sandbox_of(half, stub).download, "/workspace/a.txt", tmp_path / "no/such/file")
+    assert missing.value.filename == str(tmp_path / "no")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError) as in_the_way:
+        await half.run(sandbox_of(half, stub).download, "/workspace/a.txt", tmp_path / "file/below")
+    assert in_the_way.value.filename == str(tmp_path / "file")
     with pytest.raises(AtollError, match="has no name"):
         await half.run(sandbox_of(half, stub).download, "/..", tmp_path)
 
@@ -891,14 +1044,13 @@ async def test_an_archive_that_is_none_is_told(
 
 
 async def test_an_upload_keeps_nobody_waiting(stub: ContractServer, agent: FileAgent, tmp_path: Path) -> None:
-    """The near end is a FIFO that nobody writes to yet; the loop goes on."""
-    os.mkfifo(tmp_path / "fifo")
+    """The near end is a file that cannot be opened yet; the loop goes on."""
+    slow = SlowFile(tmp_path / "slow", b"at last")
     async_half = AsyncHalf()
-    uploading = asyncio.create_task(sandbox_of(async_half, stub).upload(tmp_path / "fifo", "a"))
-    for _ in range(100):
-        await asyncio.sleep(0)
+    uploading = asyncio.create_task(sandbox_of(async_half, stub).upload(tmp_path / "slow", "a"))
+    await slow.wait_for_opener()
     assert not uploading.done()
-    await asyncio.to_thread((tmp_path / "fifo").write_bytes, b"at last")
+    slow.let_go()
     await uploading
     assert agent.content == b"at last"
     async_half.server.shared_server.cache_clear()

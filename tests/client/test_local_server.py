@@ -170,6 +170,20 @@ async def test_a_server_that_ends_at_once_is_explained_by_its_log(half: Half, ru
     assert "earlier" not in str(caught.value)
 
 
+async def test_a_log_that_is_full_makes_room_for_another(half: Half, runtime: Path, starts: Any) -> None:
+    state = runtime.parent / "state"
+    log, old_log = state / "server.log", state / "server.log.1"
+    state.mkdir()
+    starts("import sys; sys.exit('not today')")
+    for written, kept in ((2**20 - 1, None), (2**20, 2**20), (3 * 2**20, 3 * 2**20)):
+        log.write_bytes(b"x" * written)
+        with pytest.raises(ConnectionError, match="ends with:\nnot today"):
+            await half.list_sandboxes()
+        assert log.read_text() == ("" if kept else "x" * written) + "not today\n"
+        assert (old_log.stat().st_size if kept else None) == kept
+    assert sorted(path.name for path in state.iterdir()) == ["server.log", "server.log.1"]
+
+
 async def test_a_server_that_does_not_come_up_is_not_waited_for_for_ever(
     half: Half, runtime: Path, starts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +191,8 @@ async def test_a_server_that_does_not_come_up_is_not_waited_for_for_ever(
     monkeypatch.setattr(half.local_server, "START_SECONDS", 1.0)
     with pytest.raises(ConnectionError, match="took no connection within 1 seconds"):
         await half.list_sandboxes()
+    while not started(runtime):  # or nobody would know whom to end
+        await asyncio.sleep(0.01)
 
 
 async def test_a_program_that_cannot_be_run_is_named(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -158,3 +160,40 @@ async def test_a_time_that_cannot_be_is_not_believed(half: Half, stub: ContractS
     with pytest.raises(AtollError, match="AGENT_MISBEHAVED"):
         async for _ in half.iterate(sandbox_of(half, stub).stream_process_logs("web")):
             pass
+
+
+async def test_entries_without_a_byte_are_not_kept(half: Half, stub: ContractServer) -> None:
+    nothing = encode_message(LogPart(number=1, entries=[entry(1, b"x"), entry(1, b"")]))
+
+    def agent(conversation: Conversation) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                conversation.send(FrameKind.EVENT, nothing)
+
+    stub.on_call = agent
+    sandbox = sandbox_of(half, stub)
+    with pytest.raises(AtollError, match="without a byte in it"):
+        await half.run(sandbox.get_process_logs, "web")
+    with pytest.raises(AtollError, match="without a byte in it"):
+        async for _ in half.iterate(sandbox.stream_process_logs("web")):
+            pass
+
+
+async def test_a_log_of_many_small_entries_takes_no_more_memory_than_another(half: Half, stub: ContractServer) -> None:
+    parts, count = 50, 10_000
+    part = encode_message(LogPart(number=2 * count, entries=[entry(2 * n, b"ab") for n in range(1, count + 1)]))
+
+    def agent(conversation: Conversation) -> None:
+        for _ in range(parts):
+            conversation.send(FrameKind.EVENT, part)
+        conversation.answer(INFO)
+
+    stub.on_call = agent
+    tracemalloc.start()
+    try:
+        logs = await half.run(sandbox_of(half, stub).get_process_logs, "web")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert logs.stdout_bytes == b"ab" * parts * count
+    assert peak < 12_000_000, peak  # half a million objects in a list are five times as much

@@ -19,9 +19,10 @@ import pytest
 
 import atoll
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.frames import FrameKind
+from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.protocol.messages import (
     Exec,
+    ExecDone,
     ExecShell,
     ListSessions,
     Sessions,
@@ -292,12 +293,20 @@ async def test_a_stream_that_is_closed_elsewhere_ends(half: Half, stub: Contract
 
     stub.on_call = agent
     stream = sandbox_of(half, stub).exec_stream("x")
-    reading = asyncio.create_task(collect(half, stream))
-    while not stream._frames:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
+    seen: list[str] = []
+    has_output = asyncio.Event()
+
+    async def read() -> None:
+        async for event in half.iterate(stream):
+            seen.append(event.type)
+            if event.type == "stdout":
+                has_output.set()
+
+    reading = asyncio.create_task(read())
+    await has_output.wait()
     await half.close(stream)
-    assert [event.type for event in await reading] == ["start", "stdout"]
+    await reading
+    assert seen == ["start", "stdout"]
 
 
 @pytest.mark.parametrize("stdin", [[7], ["\udc80"]])
@@ -313,7 +322,10 @@ def leave_after_the_first_output(sandbox: Any) -> None:
             return
 
 
-async def test_a_command_that_cannot_be_run_raises_the_error_of_the_agent(half: Half, stub: ContractServer) -> None:
+async def test_a_command_that_cannot_be_run_raises_the_error_of_the_agent(
+    half: Half, stub: ContractServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half.transport, "END_SECONDS", 60.0)
     problem = error(ErrorCode.COMMAND_NOT_FOUND, "'pyhton' was not found", remedy="Check the spelling.", name="pyhton")
     stub.on_call = lambda conversation: conversation.failed(problem)
     sandbox = sandbox_of(half, stub)
@@ -415,14 +427,17 @@ async def test_an_agent_that_stands_still_is_given_up(half: Half, stub: Contract
 
 
 async def test_while_others_come_first_a_command_may_wait(half: Half, stub: ContractServer) -> None:
-    has_looked = threading.Event()
+    waits, has_looked = threading.Event(), threading.Event()
+    done = encode_message(ExecDone(exit_code=5, duration=0.1))
 
     def agent(conversation: Conversation) -> None:
         if isinstance(conversation.call, ExecShell) and conversation.call.command == "second":
             conversation.send(FrameKind.WAITING)
+            waits.set()
             has_looked.wait()
-            conversation.send(FrameKind.STARTED)
-            conversation.done(5)
+            # In one piece: between the two it is not patient for longer than the machine may be slow.
+            conversation.send_raw(encode_frame(FrameKind.STARTED) + encode_frame(FrameKind.DONE, done))
+            conversation.end()
         else:
             conversation.begin()
             conversation.wait_for_hang_up()
@@ -431,6 +446,7 @@ async def test_while_others_come_first_a_command_may_wait(half: Half, stub: Cont
     sandbox = sandbox_of(half, stub)
     half.server.find_server(stub.url).answer_grace = 0.05
     second = asyncio.create_task(half.run(sandbox.exec, "second", timeout=0.05))
+    assert await asyncio.to_thread(waits.wait, 60)
     for _ in range(3):  # as long as it would have itself, each
         with pytest.raises(TimeoutError):
             await half.run(sandbox.exec, "first", timeout=0.05)
@@ -450,8 +466,6 @@ async def test_an_answer_without_a_result_is_a_lost_server(half: Half, stub: Con
 
 
 async def test_an_answer_whose_end_does_not_come_is_not_waited_for(half: Half, stub: ContractServer) -> None:
-    from atoll.protocol.messages import ExecDone
-
     def agent(conversation: Conversation) -> None:
         conversation.send(FrameKind.DONE, encode_message(ExecDone(exit_code=5, duration=0.1)))
         conversation.wait_for_hang_up()
@@ -575,7 +589,10 @@ def use_in_a_block(sandbox: Any) -> None:
         entered.exec("x")
 
 
-async def test_sandboxes_share_their_connections(half: Half, stub: ContractServer) -> None:
+async def test_sandboxes_share_their_connections(
+    half: Half, stub: ContractServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half.transport, "END_SECONDS", 60.0)
     for number in range(5):
         await half.run(sandbox_of(half, stub, f"s{number}").exec, "x")
     assert len(stub.connections) == 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import resource
 import select
 import socket
 import ssl
 import subprocess
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,23 @@ async def test_an_answer_may_come_in_any_pieces(half: Half, size: int) -> None:
         assert await ask(half, transport_to(half, server.url)) == b"{          }"
 
 
+def test_a_request_that_breaks_off_in_its_body_is_noticed() -> None:
+    """By the servers of these tests: one that read on for ever could not be stopped."""
+    ours, theirs = socket.socketpair()
+    noticed = threading.Event()
+
+    def serve() -> None:
+        with pytest.raises(ConnectionResetError):
+            read_request(ours)
+        noticed.set()
+
+    with ours:
+        with theirs:
+            theirs.sendall(b"POST / HTTP/1.1\r\ncontent-length: 10\r\n\r\nhalf")
+        threading.Thread(target=serve, daemon=True).start()
+        assert noticed.wait(60)
+
+
 async def test_a_reset_is_a_lost_server(half: Half) -> None:
     def behave(peer: socket.socket) -> None:
         read_request(peer)
@@ -128,6 +145,8 @@ async def test_a_server_that_never_answers_is_asked_whether_it_is_there(half: Ha
         transport.quiet_seconds = transport.probe_seconds = 0.1
         with pytest.raises(ConnectionError, match="no longer answers"):
             await ask(half, transport)
+        while server.accepted < 2:  # its thread counts, when it comes to that
+            await asyncio.sleep(0.01)
         assert server.accepted == 2
 
 
@@ -193,10 +212,21 @@ async def test_nobody_listening_is_said_within_seconds(half: Half, tmp_path: Pat
             assert url in str(caught.value)
 
 
-async def test_a_server_that_comes_up_late_is_waited_for_a_moment(half: Half, tmp_path: Path) -> None:
+async def test_a_server_that_comes_up_late_is_waited_for_a_moment(
+    half: Half, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_failed = threading.Event()
+
+    def pauses() -> Iterator[float]:
+        yield 0.0
+        has_failed.set()  # twice, since another is asked for
+        while True:
+            yield 0.01
+
+    monkeypatch.setattr(half.transport, "CONNECT_PAUSES", pauses())
     transport = transport_to(half, f"unix://{tmp_path}/late.sock")
     request = asyncio.create_task(ask(half, transport))
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(has_failed.wait, 60)
     with RawServer(answering(JSON_OK), tmp_path / "late.sock"):
         assert await request == b"{}"
 
@@ -338,6 +368,7 @@ async def test_idle_connections_have_a_bound(half: Half) -> None:
 
 async def test_a_long_answer_streams_in_constant_memory_and_waits_for_its_reader(half: Half) -> None:
     size, sent = 100 * 2**20, 0
+    is_full, may_go_on = threading.Event(), threading.Event()
 
     def behave(peer: socket.socket) -> None:
         nonlocal sent
@@ -345,6 +376,9 @@ async def test_a_long_answer_streams_in_constant_memory_and_waits_for_its_reader
         peer.sendall(CHUNKED)
         piece = b"%x\r\n%b\r\n" % (2**20, b"x" * 2**20)
         while sent < size:
+            if not select.select([], [peer], [], 0.5)[1]:  # for half a second nothing was taken
+                is_full.set()
+                assert may_go_on.wait(60)
             peer.sendall(piece)
             sent += 2**20
         peer.sendall(b"0\r\n\r\n")
@@ -353,13 +387,18 @@ async def test_a_long_answer_streams_in_constant_memory_and_waits_for_its_reader
         transport = transport_to(half, server.url)
         response = await half.run(transport.request, "GET", "/")
         received = len(await half.run(response.next_chunk))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        await asyncio.sleep(0.2)
-        assert sent < size / 2  # nobody reads, so nothing comes
-        while chunk := await half.run(response.next_chunk):
-            received += len(chunk)
+        tracemalloc.start()
+        try:
+            assert await asyncio.to_thread(is_full.wait, 60)
+            assert sent < size / 2  # nobody reads, so nothing comes
+            may_go_on.set()
+            while chunk := await half.run(response.next_chunk):
+                received += len(chunk)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
         assert received == size
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30 * 1024
+        assert peak < 16 * 2**20, peak
         transport.close_idle()
 
 

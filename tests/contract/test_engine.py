@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 from atoll.engine.base import LiveSandbox, ProcessIdentity
 from atoll.engine.native import nursery_process, uid_ranges
+from atoll.engine.native.cgroups import CPU_PERIOD_US, PARENT, parse_mounts
 from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
 from atoll.images.host import HostImage
@@ -233,6 +234,57 @@ async def test_a_stopped_nursery_is_given_up(own: Machine, monkeypatch: pytest.M
     assert caught.value.code == ErrorCode.NURSERY_FAILED
     monkeypatch.undo()
     await own.destroy(await retry(lambda: own.create("one", image="busybox")))
+
+
+async def test_a_cancelled_create_does_not_wait_for_a_stopped_nursery(
+    own: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await own.destroy(await own.create("zero", image="busybox"))
+    monkeypatch.setattr(nursery_process, "ANSWER_SECONDS", 0.2)
+    os.kill(nursery_of(own), signal.SIGSTOP)
+    task = asyncio.create_task(own.create("one", image="busybox"))
+    await asyncio.sleep(0.1)  # by now it waits for its answer, and is given up before that is late
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    monkeypatch.undo()
+    await own.destroy(await retry(lambda: own.create("one", image="busybox")))
+
+
+@pytest.fixture
+def parents_of_groups() -> Iterator[list[Path]]:
+    """Files that hold the cpu quota of all groups of ours together, put back afterwards."""
+    found = parse_mounts(Path("/proc/mounts").read_text())
+    files = [Path(found.v1["cpu"], PARENT, "cpu.cfs_quota_us")] if "cpu" in found.v1 else []
+    files += [Path(found.v2, PARENT, "cpu.max")] if found.v2 else []
+    before = [(file, file.read_text()) for file in files if file.exists()]
+    yield [file for file, _ in before]
+    for file, text in before:
+        file.write_text(text)
+
+
+async def test_a_cpu_quota_that_the_kernel_refuses_fails_one_creation_and_no_other(
+    own: Machine, parents_of_groups: list[Path]
+) -> None:
+    """Version 1 refuses a group more than its parent has; 32 cpus are more than anybody else here wants."""
+    await own.destroy(await own.create("zero", image="busybox"))
+    nursery = nursery_of(own)
+    for file in parents_of_groups:
+        file.write_text(str(32 * CPU_PERIOD_US))
+    results = await asyncio.gather(
+        own.create("one", image="busybox", limits={"cpus": 33}),
+        own.create("two", image="busybox", limits={"cpus": 31}),
+        return_exceptions=True,
+    )
+    refused, made = results
+    assert isinstance(made, LiveSandbox)
+    if isinstance(refused, LiveSandbox):  # version 2 takes it, and holds to what the parent has
+        await own.destroy(refused)
+    else:
+        assert isinstance(refused, AtollError) and refused.code == ErrorCode.LIMITS_NOT_ENFORCEABLE
+        assert refused.remedy
+    assert nursery_of(own) == nursery
+    await own.destroy(made)
 
 
 async def test_a_sandbox_whose_record_cannot_be_written_is_ended(own: Machine, tmp_path: Path) -> None:

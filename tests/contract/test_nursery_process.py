@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ async def crowded(tmp_path: Path) -> AsyncIterator[NurseryProcess]:
     ours.setblocking(False)
     process = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
     process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # noqa: ASYNC222 (until then it may still read)
     with theirs:
         with suppress(BlockingIOError):
             while True:

@@ -28,6 +28,7 @@ from atoll.storage.pool import RESERVE, PoolStorage
 from atoll.store.database import NAME, open_database
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
+from atoll.supervisor.actor import Caller
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Findings
 from atoll.supervisor.roster import Roster
@@ -361,13 +362,13 @@ async def test_without_space_for_its_record_a_sandbox_is_ended_and_forgotten_lat
 async def test_a_removal_that_found_no_space_is_finished_by_asking_again(crowded: Machine, small_disk: Path) -> None:
     async with Roster(crowded, Timeline(crowded.database)) as roster:
         actor = roster.actor("one")
-        await actor.ensure(SandboxOptions(image="busybox", limits="lite"), "me")
+        await actor.ensure(SandboxOptions(image="busybox", limits="lite"), Caller("me"))
         filler = fill(small_disk, 0)
         with pytest.raises(AtollError) as caught:
-            await actor.destroy("me")
+            await actor.destroy(Caller("me"))
         assert caught.value.code == ErrorCode.NO_SPACE
         filler.unlink()
-        await actor.destroy("me")
+        await actor.destroy(Caller("me"))
         assert not kept.stages(small_disk / "state")
         assert actor.events(0)[-1].what == "destroyed"
 

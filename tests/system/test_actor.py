@@ -14,18 +14,25 @@ from pathlib import Path
 import pytest
 
 from atoll.engine.base import LiveSandbox
-from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.errors import AgentTimeoutError, AtollError, ErrorCode
+from atoll.protocol.files import ListFiles, WatchFiles
+from atoll.protocol.frames import FrameKind
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.sandboxes import SandboxOptions, SandboxState
+from atoll.protocol.messages import Call, Exec, ExecShell
+from atoll.protocol.processes import ListProcesses
+from atoll.protocol.sandboxes import SandboxOptions, SandboxState, UpkeepChanges
+from atoll.protocol.terminals import ListTerminals
 from atoll.store.database import Database, open_database
 from atoll.store.timeline import Timeline
-from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor import agent_link
+from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.roster import Roster
 from tests import kept
 
 HANG_SECONDS = 60.0
+ME = Caller("me")
 
 
 @pytest.fixture
@@ -56,21 +63,21 @@ def first_process(machine: Machine, actor: SandboxActor) -> int:
 async def test_a_sandbox_that_ends_before_it_is_watched_is_stopped_and_starts_again(
     machine: Machine, actor: SandboxActor
 ) -> None:
-    await actor.ensure(SandboxOptions(), "me")
+    await actor.ensure(SandboxOptions(), ME)
     os.kill(first_process(machine, actor), signal.SIGKILL)
     live = machine.record(actor.name).to_live()
     with pytest.raises(FileNotFoundError):  # its group is gone; until then nobody else gets a turn
         while machine.engine.is_frozen(live) is not None:
             time.sleep(0.001)  # noqa: ASYNC251
     await wait_until_stopped(actor)
-    await actor.do("me", AgentLink.ping)
+    await actor.do(ME, AgentLink.ping)
 
 
 async def test_a_sandbox_that_ends_is_stopped_although_that_cannot_be_noted(
     machine: Machine, actor: SandboxActor, database: Database
 ) -> None:
-    await actor.ensure(SandboxOptions(), "me")
-    await actor.do("me", AgentLink.ping)
+    await actor.ensure(SandboxOptions(), ME)
+    await actor.do(ME, AgentLink.ping)
     database.close()
     os.kill(first_process(machine, actor), signal.SIGKILL)
     await wait_until_stopped(actor)
@@ -88,12 +95,12 @@ async def test_a_lack_of_descriptors_at_the_moment_it_is_made_starts_no_second_o
     monkeypatch.setattr(machine.engine, "keep", keep_and_use_up_descriptors)
     try:
         with pytest.raises(AtollError) as caught:
-            await actor.do("me", AgentLink.ping)
+            await actor.do(ME, AgentLink.ping)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert caught.value.code is ErrorCode.TOO_MANY_OPEN_FILES
     made = first_process(machine, actor)
-    await actor.do("me", AgentLink.ping)
+    await actor.do(ME, AgentLink.ping)
     assert first_process(machine, actor) == made
     assert [event.what for event in actor.events(0)] == ["created"]
 
@@ -110,13 +117,13 @@ async def test_one_that_still_runs_is_ended_before_another_starts_on_its_disk(ma
 
 
 async def test_a_request_that_is_refused_leaves_the_history_of_the_one_before(actor: SandboxActor) -> None:
-    await actor.ensure(SandboxOptions(image="busybox"), "me")
-    await actor.destroy("me")
+    await actor.ensure(SandboxOptions(image="busybox"), ME)
+    await actor.destroy(ME)
     for nonsense in (SandboxOptions(limits="nonsense"), SandboxOptions(image="none")):
         with pytest.raises(AtollError):
-            await actor.ensure(nonsense, "me")
+            await actor.ensure(nonsense, ME)
         assert [event.what for event in actor.events(0)] == ["created", "destroyed"]
-    await actor.ensure(SandboxOptions(image="busybox"), "me")
+    await actor.ensure(SandboxOptions(image="busybox"), ME)
     assert [(event.number, event.what) for event in actor.events(0)] == [(3, "created")]
 
 
@@ -132,23 +139,23 @@ async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(
         async with Roster(machine, timeline) as roster:
             assert [event.what for event in roster.actor("unnoted").events(0)] == ["created"]
             assert (await roster.actor("unnoted").info()).state is SandboxState.RUNNING
-            await roster.actor("unnoted").destroy("me")
+            await roster.actor("unnoted").destroy(ME)
 
 
 async def test_who_follows_a_sandbox_learns_of_its_end_although_that_cannot_be_noted(
     actor: SandboxActor, database: Database
 ) -> None:
-    await actor.ensure(SandboxOptions(image="busybox"), "me")
+    await actor.ensure(SandboxOptions(image="busybox"), ME)
     events = actor.follow(0)
     assert (await anext(events)).what == "created"
     ending = asyncio.create_task(anext(events, None))
     await asyncio.sleep(0)
     with read_only(database), pytest.raises(AtollError):
-        await actor.destroy("me")
+        await actor.destroy(ME)
     async with asyncio.timeout(HANG_SECONDS):
         assert await ending is None
         assert [event.what async for event in actor.follow(0)] == ["created"]
-        await actor.destroy("me")  # twice is fine, and notes it
+        await actor.destroy(ME)  # twice is fine, and notes it
         assert [event.what async for event in actor.follow(0)] == ["created", "destroyed"]
 
 
@@ -171,3 +178,80 @@ async def test_one_whose_record_is_damaged_is_asked_about_and_left_alone(tmp_pat
         with pytest.raises(AtollError):
             await actor.info()
         await actor.sleep_if_idle()
+
+
+CALLS: dict[str, Call] = {
+    "a command": ExecShell(command="sleep 1000"),
+    "a program": Exec(argv=["sleep", "1000"]),
+    "a list of files": ListFiles(path=b"/"),
+    "a watch": WatchFiles(path=b"/workspace"),
+    "a list of processes": ListProcesses(),
+    "a list of terminals": ListTerminals(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+async def test_what_waits_for_an_agent_that_stands_still_is_given_up(
+    machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    await actor.ensure(SandboxOptions(), ME)
+    stand_still(first_process(machine, actor))
+    monkeypatch.setattr(agent_link, "ANSWER_GRACE", 0.05)
+    async with actor.use(ME) as link, link.operation(call) as agent:
+        waiting = asyncio.create_task(agent.next_frame())
+        await actor.check_agent()
+        with pytest.raises(AgentTimeoutError, match="did not answer"):
+            async with asyncio.timeout(HANG_SECONDS):
+                await waiting
+
+
+async def test_what_waits_for_an_agent_that_answers_goes_on_waiting(machine: Machine, actor: SandboxActor) -> None:
+    async with actor.use(ME) as link, link.operation(ExecShell(command="read line", stdin=True)) as agent:
+        waiting = asyncio.create_task(agent.next_frame())
+        await actor.check_agent()
+        assert not waiting.done()
+        await agent.send_input(b"x\n")
+        async with asyncio.timeout(HANG_SECONDS):
+            assert (await waiting).kind in (FrameKind.DONE, FrameKind.STARTED)
+
+
+async def test_what_waits_for_a_sandbox_that_sleeps_goes_on_waiting(
+    machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is put to sleep, and woken, while its agent is looked at."""
+    monkeypatch.setattr(agent_link, "ANSWER_GRACE", 0.05)
+    async with actor.use(ME) as link, link.operation(ExecShell(command="read line", stdin=True)) as agent:
+        waiting = asyncio.create_task(agent.next_frame())
+        stand_still(first_process(machine, actor))
+        checking = asyncio.create_task(actor.check_agent())
+        while not link.is_waited_for or not checking.done():
+            await actor.sleep(ME)
+            await actor.wake(ME)
+        os.kill(first_process(machine, actor), signal.SIGCONT)
+        await actor.sleep(ME)
+        await actor.check_agent()
+        assert not waiting.done()
+        await actor.wake(ME)
+        await agent.send_input(b"x\n")
+        async with asyncio.timeout(HANG_SECONDS):
+            assert (await waiting).kind in (FrameKind.DONE, FrameKind.STARTED)
+
+
+def stand_still(process: int) -> None:
+    os.kill(process, signal.SIGSTOP)
+    while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.001)
+
+
+async def test_a_server_is_needed_by_a_sandbox_that_is_still_to_be_stopped(actor: SandboxActor) -> None:
+    await actor.ensure(SandboxOptions(), ME)
+    await actor.sleep(ME)
+    assert not actor.is_to_be_stopped
+    await actor.set_upkeep(UpkeepChanges(stop_after="1h"), ME)
+    assert actor.is_to_be_stopped
+    await actor.stop_if_long_asleep()
+    assert (await actor.info()).state is SandboxState.FROZEN
+    await actor.set_upkeep(UpkeepChanges(stop_after=0), ME)
+    await actor.stop_if_long_asleep()
+    assert not actor.is_to_be_stopped
+    assert (await actor.info()).cause == "it slept for 0 seconds"

@@ -298,7 +298,8 @@ async def test_an_error_names_the_path_also_if_it_is_no_text(calls: FileCalls) -
     with pytest.raises(FileNotFoundError) as caught:
         await calls.read(b"/tmp/\xff\n")
     assert isinstance(caught.value, AtollError)
-    assert caught.value.context["path"] == "/tmp/\\xff\n" and "'/tmp/\\udcff\\n'" in caught.value.message
+    assert caught.value.context == {"path": "/tmp/\ufffd\n", "path_base64": "L3RtcC//Cg=="}
+    assert caught.value.filename == "/tmp/\udcff\n" and "'/tmp/\\udcff\\n'" in caught.value.message
 
 
 async def test_relative_paths_count_from_the_sessions_directory(calls: FileCalls, box: Box) -> None:
@@ -313,8 +314,9 @@ async def test_relative_paths_count_from_the_sessions_directory(calls: FileCalls
 
 async def test_a_session_whose_directory_is_gone_takes_absolute_paths(calls: FileCalls, box: Box) -> None:
     await box.shell("mkdir /tmp/gone; cd /tmp/gone; rmdir /tmp/gone")
-    with pytest.raises(FileNotFoundError, match="directory is gone"):
+    with pytest.raises(FileNotFoundError, match="directory '/tmp/gone' is gone") as caught:
         await calls.write(b"x", b"1")
+    assert caught.value.filename == "/tmp/gone"
     await calls.write(b"/tmp/x", b"1")
     assert await box.text("ls /tmp") == "x"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from tests.leaks import Surroundings
 ATOLL = (sys.executable, "-m", "atoll.cli")
 EVERY_BYTE = bytes(range(256)) * 300
 PATIENCE_SECONDS = 60
+WITH_ID = ("shell", "inspect", "rm", "events", "ps", "sleep", "wake")
 
 
 @dataclass
@@ -203,6 +206,18 @@ def test_run_that_is_told_to_end_leaves_nothing(cli: Cli, number: signal.Signals
     assert cli.ids() == []
 
 
+def test_a_run_that_is_itself_killed_ends_its_command_and_leaves_its_sandbox_to_rm(cli: Cli) -> None:
+    with cli.start("run", "echo up; exec sleep 1000") as running:
+        assert running.stdout
+        assert running.stdout.readline() == b"up\n"
+        running.kill()
+    (name,) = cli.ids()
+    assert name.startswith("temporary-")
+    assert cli("exec", name, "while pgrep -xf 'sleep 1000'; do sleep 0.05; done").returncode == 0
+    assert cli("rm", name).returncode == 0
+    assert cli.ids() == []
+
+
 def test_ctrl_c_cancels_a_command_and_leaves_the_session_usable(cli: Cli) -> None:
     with cli.start("exec", "a", "X=5; echo up; sleep 1000") as running:
         assert running.stdout
@@ -270,7 +285,7 @@ def test_inspect_shows_one_and_makes_none(cli: Cli) -> None:
 def test_rm_takes_several_and_twice_is_fine(cli: Cli) -> None:
     for name in ("a", "b", "c"):
         sandbox(cli, name)
-    assert cli("rm", "a", "No-Id").returncode == 1
+    assert cli("rm", "a", "No-Id").returncode == 2
     assert cli.ids() == ["a", "b", "c"]
     assert cli("rm", "a", "b").stdout == b""
     assert cli.document("rm", "a", "c") == {"destroyed": ["a", "c"]}
@@ -290,6 +305,39 @@ def test_events_tell_what_happened_and_go_on(cli: Cli) -> None:
         box.destroy()
         assert json.loads(following.stdout.readline())["what"] == "destroyed"
         assert following.wait(PATIENCE_SECONDS) == 0
+
+
+def test_columns_of_events_stand_below_each_other(cli: Cli) -> None:
+    box = sandbox(cli, "a")
+    for what in (lambda: box.set_labels({"a": "b"}), lambda: box.create_session("mine"), box.sleep):
+        what()
+    with cli.start("events", "a", "-f") as following:
+        assert following.stdout
+        followed = [following.stdout.readline().decode().rstrip("\n") for _ in range(4)]
+    listed = cli("events", "a").stdout.decode().splitlines()
+    assert followed == listed
+    kinds = ["created", "labels_changed", "session_created", "frozen"]
+    assert len({line.index(kind) for line, kind in zip(listed, kinds, strict=True)}) == 1
+    causes = ["its id", "it was asked", "'mine'", "it was asked"]
+    assert len({line.index(cause) for line, cause in zip(listed, causes, strict=True)}) == 1
+    assert cli("events", "a", "--since", "1000").stderr == b"Nothing happened after event 1000.\n"
+
+
+def test_sandboxes_are_put_to_sleep_and_woken(cli: Cli) -> None:
+    box = sandbox(cli, "a")
+    assert cli("sleep", "a").stdout == b""
+    assert box.status().state.value == "frozen"
+    assert cli.document("wake", "a")["sandboxes"][0]["state"] == "running"
+    assert cli.document("sleep", "a", "--stop")["sandboxes"][0]["state"] == "stopped"
+    box.set_stop_after("1h")
+    assert b"after 10m without use; is stopped after 1h of sleep" in cli("inspect", "a").stdout
+
+
+def test_help_names_the_variables_that_are_read(cli: Cli) -> None:
+    said = " ".join(cli("serve", "--help").stdout.decode().split())
+    assert "env var: ATOLL_STATE_DIR" in said
+    assert "env var: ATOLL_RUNTIME_DIR" in said
+    assert "ATOLL_STATE_DIR" in cli("doctor", "--help").stdout.decode()
 
 
 def test_a_background_process_is_started_listed_read_and_killed(cli: Cli) -> None:
@@ -368,7 +416,12 @@ def test_a_key_opens_a_running_server_until_it_is_taken_away(cli: Cli) -> None:
         (("run", "--url", "unix:///no/such", "true"), 125, "[SERVER_NOT_REACHABLE]"),
         (("exec", "a", "--session", "-", "true"), 125, "[INVALID_SESSION_ID]"),
         (("events", "nobody"), 1, "[SANDBOX_NOT_FOUND]"),
-        (("ls", "--url", "ftp://x"), 1, "[INVALID_REQUEST]"),
+        (("ls", "--url", "ftp://x"), 2, "[INVALID_REQUEST]"),
+        *(((verb, "Bad_Id"), 2, "[INVALID_SANDBOX_ID]") for verb in WITH_ID),
+        *(((verb, "Bad_Id", "web"), 2, "[INVALID_SANDBOX_ID]") for verb in ("logs", "kill")),
+        (("files", "ls", "Bad_Id"), 2, "[INVALID_SANDBOX_ID]"),
+        (("sleep", "nobody"), 1, "[SANDBOX_NOT_FOUND]"),
+        (("wake", "nobody"), 1, "[SANDBOX_NOT_FOUND]"),
         (("ls", "--url", "unix:///no/such"), 1, "[SERVER_NOT_REACHABLE]"),
         (("ls", "--state", "odd"), 2, "See `atoll ls --help`."),
         (("ls", "--label", "odd"), 2, "'odd' is not NAME=VALUE."),
@@ -421,20 +474,29 @@ def completed(cli: Cli, *words: str, **env: str) -> list[str]:
     return [line.split(",")[1] for line in cli(env=asked | env).stdout.decode().split()]
 
 
+def completed_at_last(cli: Cli, *words: str) -> list[str]:
+    """The same, where there is something: nobody who presses a key waits for more than a second, and may try again."""
+    while not (offered := completed(cli, *words)):
+        pass
+    return offered
+
+
 def test_verbs_options_and_ids_are_completed(cli: Cli) -> None:
     sandbox(cli, "user-1")
     sandbox(cli, "other")
     assert completed(cli, "in") == ["inspect"]
     assert completed(cli, "ls", "--st") == ["--state"]
     assert completed(cli, "ls", "--state", "f") == ["frozen"]
-    assert completed(cli, "exec", "u") == ["user-1"]
-    assert completed(cli, "rm", "other", "") == ["user-1"]
+    assert completed_at_last(cli, "exec", "u") == ["user-1"]
+    assert completed_at_last(cli, "rm", "other", "") == ["user-1"]
 
 
 def test_completion_starts_no_server_and_waits_for_none(cli: Cli, tmp_path: Path) -> None:
     assert completed(cli, "rm", "", ATOLL_RUNTIME_DIR=str(tmp_path / "run")) == []
     assert not (tmp_path / "run").exists()
-    assert completed(cli, "rm", "", ATOLL_URL="http://192.0.2.1") == []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert completed(cli, "rm", "", ATOLL_URL=f"http://127.0.0.1:{silent.getsockname()[1]}") == []
+        assert select.select([silent], [], [], 0)[0]  # so it was asked
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -64,6 +64,19 @@ def test_standard_input_and_output_are_files_too(cli: Cli) -> None:
     assert process.returncode == 141
 
 
+def test_a_remedy_names_the_option_that_helps(cli: Cli) -> None:
+    sandbox(cli, "helped").mkdir("d")
+    assert b"With -r" in cli("files", "rm", "helped", "d").stderr
+    assert b"with -p" in cli("files", "mkdir", "helped", "no/such").stderr
+
+
+def test_a_tree_is_listed_with_each_directory_before_what_is_in_it(cli: Cli) -> None:
+    sandbox(cli, "tree").exec("mkdir -p a/b c; touch a/x a/b/y a-z c/w")
+    names = [line.split()[-1] for line in cli("files", "ls", "-r", "tree").stdout.decode().splitlines()[1:]]
+    tree = ["a", "a/b", "a/b/y", "a/x", "a-z", "c", "c/w"]
+    assert names == [f"/workspace/{name}" for name in tree]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -109,6 +122,24 @@ def test_what_fails_is_told_with_its_code(cli: Cli, tmp_path: Path) -> None:
         if words[1] != "cat":
             assert json.loads(ran.stderr)["code"] == code.decode()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("files", "ls", "nobody"),
+        ("files", "cat", "nobody", "/etc/hostname"),
+        ("files", "rm", "nobody", "a"),
+        ("files", "stat", "nobody", "/etc"),
+        ("cp", "nobody:/etc/hostname", "-"),
+        ("cp", "nobody:/etc/hostname", "."),
+    ],
+)
+def test_a_look_at_a_sandbox_that_is_not_there_makes_none(cli: Cli, words: tuple[str, ...]) -> None:
+    ran = cli(*words)
+    assert (ran.returncode, ran.stdout) == (1, b"")
+    assert b"[SANDBOX_NOT_FOUND]" in ran.stderr
+    assert cli.ids() == []
 
 
 def test_files_are_listed_for_people_and_for_programs(cli: Cli) -> None:

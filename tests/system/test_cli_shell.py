@@ -269,6 +269,16 @@ async def test_what_cannot_be_opened_is_told_and_leaves_the_terminal_alone(
         assert somebody.mode() == before
 
 
+async def test_attaching_to_a_sandbox_that_is_not_there_makes_none(server: RunningServer) -> None:
+    async with person(server, "nobody", "--attach", "terminal-none") as somebody:
+        assert await somebody.exit_code() == 1
+        assert b"SANDBOX_NOT_FOUND" in somebody.seen
+    looked = await asyncio.to_thread(
+        subprocess.run, [*ATOLL, "inspect", "nobody", "--url", server.unix_url], capture_output=True
+    )
+    assert b"SANDBOX_NOT_FOUND" in looked.stderr
+
+
 async def test_options_for_a_new_terminal_do_not_go_with_one_that_runs(server: RunningServer) -> None:
     async with person(server, "box", "--attach", "terminal-none", "--cwd", "/") as somebody:
         assert await somebody.exit_code() == 2
@@ -279,5 +289,5 @@ async def test_without_a_terminal_there_is_an_error_with_a_remedy(server: Runnin
     command = [*ATOLL, "shell", "box", "--json", "--url", server.unix_url]
     for stdin in (subprocess.DEVNULL, subprocess.PIPE):
         ran = await asyncio.to_thread(subprocess.run, command, stdin=stdin, capture_output=True)
-        assert ran.returncode == 1
+        assert ran.returncode == 2
         assert "atoll exec" in json.loads(ran.stderr)["remedy"]

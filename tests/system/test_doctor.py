@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -214,7 +215,7 @@ def pool(tmp_path: Path) -> Path:
 
 def wait_until_detached(file: Path) -> None:
     while find_device(file):
-        pass
+        time.sleep(0.01)
 
 
 def test_a_sound_pool_is_left_as_it_is(pool: Path) -> None:
@@ -278,7 +279,7 @@ def attach(file: Path) -> str:
 def test_told_to_end_in_the_middle_of_a_trial_it_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     program = subprocess.Popen([*DOCTOR, "--state-dir", tmp_path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while program.poll() is None and not list(tmp_path.glob(".atoll-doctor-*/run/nursery.log")):
-        pass
+        time.sleep(0.005)
     program.send_signal(number)
     _, said = program.communicate()
     assert program.returncode in (128 + number, 1)

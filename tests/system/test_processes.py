@@ -245,7 +245,7 @@ async def test_it_outlives_the_connection_that_started_it(processes: Processes) 
         (KillProcess(process_id="done", signal=0), ErrorCode.INVALID_SIGNAL),
         (KillProcess(process_id="done", signal=65), ErrorCode.INVALID_SIGNAL),
         (StreamProcessLog(process_id="none"), ErrorCode.PROCESS_NOT_FOUND),
-        (StreamProcessLog(process_id="done", since=1), ErrorCode.INVALID_REQUEST),
+        (StreamProcessLog(process_id="done", since=2), ErrorCode.INVALID_REQUEST),
         (StreamProcessLog(process_id="done", since=-1), ErrorCode.INVALID_REQUEST),
         (WaitForExit(process_id="done", timeout=-1), ErrorCode.INVALID_REQUEST),
         (WaitForPort(process_id="done", port=0), ErrorCode.INVALID_PORT),
@@ -323,8 +323,36 @@ async def test_one_that_forks_and_exits_is_completed_and_its_child_is_logged_and
     await processes.wait_until_gone("sleep")
     async with processes.reading("daemon") as agent:  # ends, as nobody is left to write
         parts = [decode_log_part(frame.payload) async for frame in agent.frames() if frame.kind is FrameKind.EVENT]
-    assert parts[-1].ended == ended
+    assert [part.ended for part in parts if part.ended] == [ended]
+    assert [(part.number, b"".join(entry.data for entry in part.entries)) for part in parts] == [
+        (1, b""),
+        (len("xgo\nlater\n"), b"go\nlater\n"),
+    ]
     assert await processes.box.text(ZOMBIES) == "0"
+
+
+async def test_what_is_written_after_the_exit_is_resumed_exactly(processes: Processes) -> None:
+    """A reader may stop anywhere: the exit has a number of its own, between what came before it and after it."""
+    await processes.start("echo before; (mkfifo /tmp/go; cat /tmp/go; echo after) & exit 7", "daemon")
+    await processes.exit("daemon")
+    await processes.box.text("while ! [ -p /tmp/go ]; do sleep 0.01; done; : > /tmp/go")
+    await processes.wait_for("daemon", "after")
+    whole = b"before\n" + b"\0" + b"after\n"  # the exit in its place
+    for since in range(len(whole) + 1):
+        seen = b""
+        async with processes.reading("daemon", since=since) as agent:
+            async for frame in agent.frames():
+                if frame.kind is not FrameKind.EVENT:
+                    break
+                part = decode_log_part(frame.payload)
+                assert part.dropped == 0
+                seen += b"".join(entry.data for entry in part.entries) + (b"\0" if part.ended else b"")
+                assert part.number == since + len(seen)
+        assert seen == whole[since:]
+    with pytest.raises(ValueError) as caught:
+        await processes.log("daemon", since=len(whole) + 1)
+    assert isinstance(caught.value, AtollError)
+    assert caught.value.context == {"since": len(whole) + 1, "end": len(whole), "process_id": "daemon"}
 
 
 async def test_a_child_that_writes_nowhere_is_still_reached_after_its_parent_ended(processes: Processes) -> None:
@@ -503,7 +531,7 @@ async def test_a_reader_who_stops_reading_slows_nobody_and_is_told_what_it_misse
             late.parts.append(decode_log_part(frame.payload))
     for log in (received, late):
         assert log.dropped + sum(len(entry.data) for entry in log.entries) == size
-        assert log.parts[-1].ended and log.parts[-1].number == size
+        assert log.parts[-1].ended and log.parts[-1].number == size + 1
     assert late.dropped > 0
 
 

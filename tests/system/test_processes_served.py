@@ -49,7 +49,7 @@ async def test_a_process_from_its_start_to_its_end(half: Half, server: RunningSe
     assert (await half.run(process.wait_for_exit)).info == killed.info
     logs = await half.run(sandbox.get_process_logs, process.id)
     assert (logs.stdout, logs.stderr[:3], logs.dropped) == ("", "up\n", 0)
-    assert logs.number == len(logs.stderr_bytes)  # the shell may say that its child was terminated
+    assert logs.number == len(logs.stderr_bytes) + 1  # the exit; the shell may say that its child was terminated
     assert await half.run(sandbox.cleanup_completed_processes) == 1
     with pytest.raises(LookupError) as caught:
         await half.run(sandbox.get_process, process.id)
@@ -134,10 +134,18 @@ async def test_a_stream_gives_history_then_what_comes_then_the_end(half: Half, s
     assert [event.type for event in events if event.type != "stderr"] == ["stdout", "stdout", "exit"]
     assert "".join(event.data for event in events if event.type == "stdout") == "café\n"
     assert b"".join(event.data_bytes for event in events if event.type == "stderr") == b"bad \xff"
-    assert (events[-1].exit_code, events[-1].status, events[-1].number) == (3, ProcessStatus.FAILED, 11)
+    assert (events[-1].exit_code, events[-1].status, events[-1].number) == (3, ProcessStatus.FAILED, 12)
     again = [event async for event in half.iterate(process.stream_logs(follow=False, since=events[0].number))]
     assert again[-1] == events[-1]
     assert sum(len(event.data_bytes) for event in again) == 11 - events[0].number
+    for position, event in enumerate(events):
+        for follow in (True, False):
+            rest = [event async for event in half.iterate(process.stream_logs(follow=follow, since=event.number))]
+            assert [(event.type, event.number) for event in rest] == [
+                (event.type, event.number) for event in events[position + 1 :]
+            ]
+    logs = await half.run(process.logs)
+    assert [event async for event in half.iterate(process.stream_logs(since=logs.number))] == []
 
 
 async def test_a_stream_cut_by_the_death_of_the_server_goes_on_without_loss_or_repetition(
@@ -162,7 +170,7 @@ async def test_a_stream_cut_by_the_death_of_the_server_goes_on_without_loss_or_r
     lines = seen.decode().splitlines()
     assert lines == [f"line {number}" for number in range(len(lines))]
     logs = await process.logs()
-    assert logs.stdout_bytes == seen and logs.number == len(seen)
+    assert logs.stdout_bytes == seen and logs.number == len(seen) + 1
     assert killed.status == "killed"
     await sandbox.aclose()
 
@@ -190,7 +198,7 @@ async def test_a_reader_who_stops_reading_costs_the_server_little(server: Runnin
     for stream in lazy:
         events = [event async for event in stream]
         assert any(event.type == "dropped" for event in events)
-        assert events[-1].number == 300_000_000
+        assert [(event.type, event.number) for event in events[-1:]] == [("exit", 300_000_001)]
     await sandbox.aclose()
 
 
@@ -230,7 +238,8 @@ async def test_an_event_source_comes_back_where_it_stopped(server: RunningServer
     assert (first[0], json.loads(first[2])["data"]) == ("4", "one\n")
     await server.ask("POST", "/v1/sandboxes/events/exec", {"command": "echo > go"})
     rest = await asyncio.to_thread(read_events, server, f"{path}/p/logs", first[0], 99)
-    assert [(number, name) for number, name, _ in rest] == [("8", "stdout"), ("8", "exit")]
+    assert [(number, name) for number, name, _ in rest] == [("8", "stdout"), ("9", "exit")]
+    assert await asyncio.to_thread(read_events, server, f"{path}/p/logs", "9", 99) == []
     assert json.loads(rest[-1][2])["process"]["exit_code"] == 4
     whole = await server.ask("GET", f"{path}/p/logs?follow=false", headers={"Accept": "text/event-stream"})
     assert whole.body.count(b"event: stdout") == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import fcntl
+import io
 import os
 import select
 import signal
@@ -26,7 +27,7 @@ from atoll.client.local_server import LocalServer
 from atoll.client.network import UnixAddress, connect
 from atoll.client.sandbox import AsyncSandbox
 from atoll.client.server import Server
-from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.errors import AtollError, ErrorCode, NotFoundError, SandboxError
 from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.protocol.messages import ExecShell, encode_message
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState, ServerInfo
@@ -70,12 +71,79 @@ async def test_a_sandbox_from_its_first_use_to_its_end(half: Half, server: Runni
     assert (await half.run(sandbox.exec, "cat file")).exit_code == 1
 
 
+FIRST_OPERATIONS: dict[str, Callable[[Half, Any], Any]] = {
+    "exec": lambda half, sandbox: half.run(sandbox.exec, "true"),
+    "exec with input": lambda half, sandbox: half.run(sandbox.exec, "cat", stdin=iter(["a", "b"])),
+    "exec_stream": lambda half, sandbox: collect(half, sandbox.exec_stream("true")),
+    "write_file": lambda half, sandbox: half.run(sandbox.write_file, "file", "content"),
+    "write_file of pieces": lambda half, sandbox: half.run(sandbox.write_file, "file", iter([b"con", b"tent"])),
+    "list_files": lambda half, sandbox: half.run(sandbox.list_files, "."),
+    "start_process": lambda half, sandbox: half.run(sandbox.start_process, "true"),
+    "create_terminal": lambda half, sandbox: half.run(sandbox.create_terminal),
+    "create_session": lambda half, sandbox: half.run(sandbox.create_session, "mine"),
+    "list_sessions": lambda half, sandbox: half.run(sandbox.list_sessions),
+    "set_env_vars": lambda half, sandbox: half.run(sandbox.set_env_vars, {"B": "2"}),
+    "status": lambda half, sandbox: half.run(sandbox.status),
+}
+
+
+async def collect(half: Half, stream: Any) -> list[Any]:
+    return [event async for event in half.iterate(stream)]
+
+
+@pytest.mark.parametrize("operation", FIRST_OPERATIONS.values(), ids=FIRST_OPERATIONS.keys())
+async def test_what_another_has_destroyed_is_made_again_with_its_options(
+    half: Half, server: RunningServer, operation: Callable[[Half, Any], Any]
+) -> None:
+    options = {"limits": "lite", "env": {"A": "1"}, "labels": {"team": "a"}, "sleep_after": "5m", "keep_alive": True}
+    sandbox = half.get_sandbox("made-again", url=server.unix_url, **options)
+    for _ in range(2):
+        await operation(half, sandbox)
+        status = await half.run(half.get_sandbox("made-again", url=server.unix_url).status)
+        assert (status.limits.memory, "A" in status.env, status.labels) == (256 * 2**20, True, {"team": "a"})
+        assert (status.sleep_after, status.keep_alive) == (300.0, True)
+        await half.run(half.get_sandbox("made-again", url=server.unix_url).destroy)
+
+
+async def test_a_call_that_waits_for_a_destruction_makes_no_sandbox_without_its_options(
+    half: Half, server: RunningServer
+) -> None:
+    """Both are under way at once, in either order."""
+    sandbox = half.get_sandbox("made-again", url=server.unix_url, env={"A": "1"})
+    for _ in range(10):
+        await half.run(sandbox.exec, "true")
+        destroying = asyncio.create_task(server.ask("DELETE", "/v1/sandboxes/made-again"))
+        with suppress(NotFoundError, SandboxError):  # it was destroyed under way
+            assert (await half.run(sandbox.exec, "echo $A")).stdout == "1\n"
+        await destroying
+        assert (await half.run(sandbox.exec, "echo $A")).stdout == "1\n"
+
+
+async def test_over_http_a_request_may_ask_for_a_sandbox_that_exists(server: RunningServer) -> None:
+    headers = {"Atoll-Sandbox": "existing"}
+    answer = await server.ask("POST", "/v1/sandboxes/nobodys/exec", {"command": "true"}, headers=headers)
+    assert (answer.status, answer.json()["code"]) == (404, "SANDBOX_NOT_FOUND")
+    assert (await server.ask("GET", "/v1/sandboxes")).json() == {"sandboxes": []}
+    assert (await server.ask("PUT", "/v1/sandboxes/nobodys", {}, headers=headers)).status == 201
+    answer = await server.ask("POST", "/v1/sandboxes/nobodys/exec", {"command": "true"}, headers=headers)
+    assert answer.json()["exit_code"] == 0
+
+
 async def test_to_set_variables_or_labels_makes_the_sandbox(half: Half, server: RunningServer) -> None:
     one, two = (half.get_sandbox(name, url=server.unix_url) for name in ("one", "two"))
     await half.run(one.set_env_vars, {"A": "1"})
     await half.run(two.set_labels, {"team": "a"})
     assert (await half.run(one.exec, "echo $A")).stdout == "1\n"
     assert (await half.run(two.status)).labels == {"team": "a"}
+
+
+async def test_a_name_that_no_shell_can_have_is_for_commands_without_one(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("named", url=server.unix_url)
+    printed = (await half.run(sandbox.exec, ["env"], env={"a-b": "1"})).stdout
+    assert "a-b=1\n" in printed
+    with pytest.raises(ValueError, match="INVALID_ENVIRONMENT"):
+        await half.run(sandbox.exec, "env", env={"a-b": "1"})
+    await half.run(sandbox.set_env_vars, {"a-b": None})
 
 
 async def test_sandboxes_are_found_by_label_and_state(half: Half, server: RunningServer) -> None:
@@ -266,6 +334,8 @@ async def test_a_command_that_was_taken_when_the_first_process_was_killed_is_los
                     os.kill(first_process(server, "killed-busy"), signal.SIGKILL)
     assert isinstance(caught.value, AtollError)
     assert caught.value.code is ErrorCode.AGENT_LOST
+    assert "its first process was killed" in caught.value.message
+    assert "starts the sandbox" in caught.value.remedy
     await sandbox.aclose()
 
 
@@ -283,6 +353,98 @@ async def test_an_idle_sandbox_is_frozen_and_thaws_on_use(server: RunningServer)
     await sandbox.aclose()
 
 
+async def test_a_sandbox_sleeps_and_wakes_when_it_is_told_to(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("told", url=server.unix_url)
+    with pytest.raises(LookupError, match="SANDBOX_NOT_FOUND"):
+        await half.run(sandbox.sleep)
+    await half.run(sandbox.wake)
+    await half.run(sandbox.exec, "state=kept; echo kept > file")
+    for _ in range(2):
+        await half.run(sandbox.sleep)
+        assert (await half.run(sandbox.status)).state is SandboxState.FROZEN
+    assert (await half.run(sandbox.exec, "echo $state")).stdout == "kept\n"
+    await half.run(sandbox.sleep)
+    await half.run(sandbox.wake)
+    assert (await half.run(sandbox.status)).state is SandboxState.RUNNING
+    for _ in range(2):
+        await half.run(sandbox.sleep, stop=True)
+        status = await half.run(sandbox.status)
+        assert (status.state, status.cause, status.use) == (SandboxState.STOPPED, "it was asked for", None)
+    assert (await half.run(sandbox.exec, "echo ${state:-gone}; cat file")).stdout == "gone\nkept\n"
+    happened = [event.what for event in await half.run(sandbox.events)]
+    assert happened == ["created", "frozen", "thawed", "frozen", "thawed", "stopped", "started"]
+
+
+async def test_what_is_frozen_is_stopped_as_what_is_awake(server: RunningServer) -> None:
+    """Its processes are told before they are ended."""
+    sandbox = server.sandbox("told")
+    process = await sandbox.start_process("trap 'echo told > file; exit' TERM; echo ready; while :; do sleep 0.1; done")
+    await process.wait_for_log("ready")
+    await sandbox.sleep()
+    await sandbox.sleep(stop=True)
+    assert (await sandbox.status()).state is SandboxState.STOPPED
+    assert (await sandbox.read_file("file")).content == "told\n"
+    assert await sandbox.list_processes() == []
+    await sandbox.aclose()
+
+
+async def test_commands_stand_still_with_their_sandbox_and_end_when_it_stops(server: RunningServer) -> None:
+    sandbox, other = server.sandbox("told"), server.sandbox("told")
+    with Later() as later:
+        stream = sandbox.exec_stream("echo begun; read line; echo $line", stdin=later)
+        assert [(await anext(stream)).type, (await anext(stream)).data] == ["start", "begun\n"]
+        await other.sleep()
+        later.give(b"woken\n")  # which is for a program inside, so it wakes
+        assert [event.data async for event in stream] == ["woken\n", ""]
+    async with sandbox.exec_stream("echo begun; sleep 1000") as stream:
+        assert [(await anext(stream)).type, (await anext(stream)).data] == ["start", "begun\n"]
+        await other.sleep(stop=True)
+        with pytest.raises(ConnectionError, match="was stopped while this was under way"):
+            async for _ in stream:
+                pass
+    for client in (sandbox, other):
+        await client.aclose()
+
+
+class Later(io.FileIO):
+    """Input that comes when it is given."""
+
+    def __init__(self) -> None:
+        reading, self._writing = os.pipe()
+        super().__init__(reading)
+
+    def give(self, data: bytes) -> None:
+        os.write(self._writing, data)
+        os.close(self._writing)
+
+
+async def test_when_a_sandbox_sleeps_and_stops_can_be_changed(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("changed", url=server.unix_url, keep_alive=True, sleep_after=0.1)
+    await half.run(sandbox.exec, "true")
+    await half.run(sandbox.set_stop_after, "1h")
+    await half.run(sandbox.set_sleep_after, "5m")
+    await half.run(sandbox.set_keep_alive, False)
+    status = await half.run(sandbox.status)
+    assert (status.sleep_after, status.keep_alive, status.stop_after) == (300.0, False, 3600.0)
+    await half.run(sandbox.set_stop_after, None)
+    assert (await half.run(sandbox.status)).stop_after is None
+    changes = [event.cause for event in await half.run(sandbox.events) if event.what == "upkeep_changed"]
+    asked = ("stop_after=3600s", "sleep_after=300s", "keep_alive=False", "stop_after=None")
+    assert changes == [f"{change} was asked for" for change in asked]
+
+
+async def test_a_sandbox_that_nobody_wakes_is_stopped_in_time(server: RunningServer) -> None:
+    sandbox = server.sandbox("changed")
+    await sandbox.exec("echo kept > file")
+    await sandbox.set_stop_after(0.1)
+    await sandbox.set_sleep_after(0.1)
+    stopped = await wait_for_event(sandbox, "stopped")
+    assert stopped.cause == "it slept for 0.1 seconds"
+    assert (await sandbox.read_file("file")).content == "kept\n"
+    await sandbox.set_stop_after(None)
+    await sandbox.aclose()
+
+
 async def test_destroying_ends_the_commands_that_run_with_a_typed_error(server: RunningServer) -> None:
     sandbox = server.sandbox("busy")
     sessions = [await sandbox.create_session() for _ in range(5)]
@@ -296,6 +458,7 @@ async def test_destroying_ends_the_commands_that_run_with_a_typed_error(server: 
             await anext(stream)
         assert isinstance(caught.value, AtollError)
         assert caught.value.code is ErrorCode.AGENT_LOST
+        assert "was destroyed" in caught.value.message
     assert await asyncio.to_thread(lambda: kept.stages(server.state)) == {}
     await sandbox.aclose()
 
@@ -382,10 +545,18 @@ def hasty_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalServer
 
 async def visit(local: LocalServer) -> int:
     """A client with connections of its own; the server's pid."""
+    pid, descriptor = await meet(local)
+    os.close(descriptor)
+    return pid
+
+
+async def meet(local: LocalServer) -> tuple[int, int]:
+    """The same, with a descriptor of its process, which never comes to mean another."""
     server = Server("", None, local)
     info = await server.ask("GET", "/v1/server", ServerInfo)
+    descriptor = os.pidfd_open(info.pid)  # while we are connected, it stays
     server.transport.close_idle()
-    return info.pid
+    return info.pid, descriptor
 
 
 async def test_all_clients_that_come_around_the_end_of_the_server_are_served(hasty_server: LocalServer) -> None:
@@ -395,14 +566,16 @@ async def test_all_clients_that_come_around_the_end_of_the_server_are_served(has
     """
     pids = set()
     for number in range(20):
-        pids.add(pid := await visit(hasty_server))
+        pid, process = await meet(hasty_server)
+        pids.add(pid)
         await asyncio.sleep(number * 0.05)
         with suppress(ProcessLookupError):  # it has left
-            os.kill(pid, signal.SIGSTOP)
+            signal.pidfd_send_signal(process, signal.SIGSTOP)
         clients = asyncio.gather(*(visit(hasty_server) for _ in range(10)))
         await asyncio.sleep(0.5)
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+            signal.pidfd_send_signal(process, signal.SIGCONT)
+        os.close(process)
         pids.update(await clients)
     assert len(pids) > 2  # so some came to one, and some to the next
     for pid in pids:
@@ -416,7 +589,7 @@ async def test_a_server_whose_client_comes_at_the_last_moment_stays(hasty_server
     while not stayed:
         pids.add(pid := await visit(hasty_server))
         while not put_away.exists():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         with suppress(FileNotFoundError, ConnectionRefusedError):  # we were too late
             late = await connect(UnixAddress(str(put_away)), HANG_SECONDS)
             while put_away.exists():
@@ -453,6 +626,26 @@ async def test_leaving_a_stream_ends_its_command_also_after_an_error(server: Run
     assert (await sandbox.exec("echo after")).stdout == "after\n"
     assert kept.value.code is ErrorCode.COMMAND_NOT_FOUND
     await sandbox.destroy()
+
+
+async def test_closing_the_stream_of_a_silent_command_ends_it_before_its_answer_has_begun(
+    half: Half, server: RunningServer
+) -> None:
+    sandbox = half.get_sandbox("silent", url=server.unix_url)
+    other = await half.run(sandbox.create_session, "other")
+    stream = sandbox.exec_stream("x=kept; touch begun; sleep 4711; touch late")
+
+    async def read() -> list[str]:
+        return [event.type async for event in half.iterate(stream)]
+
+    reading = asyncio.create_task(read())
+    while not await half.run(sandbox.exists, "begun"):
+        await asyncio.sleep(0.01)
+    await half.close(stream)
+    assert await reading == ["start"]
+    await half.run(other.exec, "while pgrep -xf 'sleep 4711'; do sleep 0.02; done")
+    assert (await half.run(sandbox.exec, "test -e late || echo $x")).stdout == "kept\n"
+    await half.run(sandbox.destroy)
 
 
 async def test_a_buffered_pipe_as_input_may_outlast_the_command(half: Half, server: RunningServer) -> None:

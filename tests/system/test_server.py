@@ -367,6 +367,22 @@ async def test_on_tcp_a_key_is_always_needed(server: RunningServer) -> None:
     assert (await server.ask("GET", "/v1/sandboxes")).json() == {"sandboxes": []}
 
 
+async def test_a_wrong_key_and_none_are_told_apart(server: RunningServer) -> None:
+    none, foreign, wrong = [
+        (await server.ask("GET", "/v1/server", tcp=True, headers=headers)).json()
+        for headers in (
+            {},
+            {"Authorization": f"Bearer atoll_{'ab' * 32}"},
+            {"Authorization": "Bearer wrong"},
+        )
+    ]
+    assert "has no API key" in none["message"]
+    assert "does not know" in foreign["message"]
+    assert foreign["message"].endswith("'abababab'")  # its id, and no more of it
+    assert "does not know" in wrong["message"]
+    assert "wrong" not in wrong["message"]
+
+
 async def test_a_key_that_was_deleted_opens_nothing(server: RunningServer) -> None:
     key = server.make_key()
     headers = {"Authorization": f"Bearer {key}"}
@@ -432,6 +448,7 @@ def test_the_socket_and_what_is_kept_are_roots_alone(shared_server: RunningServe
         ("PUT", "/v1/sandboxes/a", b'{"limits": {"colour": 1}}', 400, "INVALID_LIMITS"),
         ("PUT", "/v1/sandboxes/a", b'{"sleep_after": "soon"}', 400, "INVALID_REQUEST"),
         ("PUT", "/v1/sandboxes/a", b'{"env": {"A=B": "c"}}', 400, "INVALID_ENVIRONMENT"),
+        ("PUT", "/v1/sandboxes/a", b'{"env": {"a-b": "c"}}', 400, "INVALID_ENVIRONMENT"),
         ("PUT", "/v1/sandboxes/a", b'{"labels": {"": "c"}}', 400, "INVALID_REQUEST"),
         ("PUT", "/v1/sandboxes/A", b"{}", 400, "INVALID_SANDBOX_ID"),
         ("PUT", "/v1/sandboxes/-a", b"{}", 400, "INVALID_SANDBOX_ID"),
@@ -440,8 +457,16 @@ def test_the_socket_and_what_is_kept_are_roots_alone(shared_server: RunningServe
         ("GET", "/v1/sandboxes/none", b"", 404, "SANDBOX_NOT_FOUND"),
         ("GET", "/v1/sandboxes/none/events", b"", 404, "SANDBOX_NOT_FOUND"),
         ("GET", "/v1/sandboxes/none/events?since=7", b"", 404, "SANDBOX_NOT_FOUND"),
+        ("POST", "/v1/sandboxes/none/sleep", b"{}", 404, "SANDBOX_NOT_FOUND"),
+        ("POST", "/v1/sandboxes/a/sleep", b'{"stop": "yes"}', 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/sandboxes/a", b'{"sleep_after": "soon"}', 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/sandboxes/a", b'{"sleep_after": null}', 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/sandboxes/a", b'{"stop_after": -1}', 400, "INVALID_REQUEST"),
+        ("PATCH", "/v1/sandboxes/a", b'{"image": "host"}', 400, "INVALID_REQUEST"),
         ("PUT", "/v1/sandboxes/a/labels", b'{"": "c"}', 400, "INVALID_REQUEST"),
         ("PATCH", "/v1/sandboxes/a/env", b'{"A=B": "c"}', 400, "INVALID_ENVIRONMENT"),
+        ("PATCH", "/v1/sandboxes/a/env", b'{"a-b": "c"}', 400, "INVALID_ENVIRONMENT"),
+        ("PATCH", "/v1/sandboxes/a/env", b'{"1a": "c"}', 400, "INVALID_ENVIRONMENT"),
         ("GET", "/v1/sandboxes?label=x", b"", 400, "INVALID_REQUEST"),
         ("GET", "/v1/sandboxes?state=x", b"", 400, "INVALID_REQUEST"),
         ("GET", "/v1/sandboxes/a/events?since=-1", b"", 400, "INVALID_REQUEST"),
@@ -454,6 +479,13 @@ def test_the_socket_and_what_is_kept_are_roots_alone(shared_server: RunningServe
         ("POST", "/v1/sandboxes/a/exec", b'{"command": "true", "session_id": "none"}', 404, "SESSION_NOT_FOUND"),
         ("POST", "/v1/sandboxes/a/exec", b'{"command": ["no-such-program"]}', 404, "COMMAND_NOT_FOUND"),
         ("POST", "/v1/sandboxes/a/exec", b"[" * 100_000, 400, "INVALID_REQUEST"),
+        ("POST", "/v1/sandboxes/a/exec", b'{"command": "true", "cwd": ""}', 400, "INVALID_PATH"),
+        ("POST", "/v1/sandboxes/a/exec", b'{"command": ["true"], "cwd": ""}', 400, "INVALID_PATH"),
+        ("POST", "/v1/sandboxes/a/processes", b'{"command": "true", "cwd": ""}', 400, "INVALID_PATH"),
+        ("POST", "/v1/sandboxes/a/terminals", b'{"cwd": ""}', 400, "INVALID_PATH"),
+        ("POST", "/v1/sandboxes/a/sessions", b'{"cwd": ""}', 400, "INVALID_PATH"),
+        ("POST", "/v1/sandboxes/a/sessions", b'{"env": {"a-b": "c"}}', 400, "INVALID_ENVIRONMENT"),
+        ("POST", "/v1/sandboxes/a/sessions", b'{"id": ""}', 400, "INVALID_SESSION_ID"),
         ("POST", "/v1/sandboxes/a/sessions", b'{"id": "/"}', 400, "INVALID_SESSION_ID"),
         ("DELETE", "/v1/sandboxes/a/sessions/none", b"", 404, "SESSION_NOT_FOUND"),
         ("POST", "/v1/sandboxes/a/call", b"", 400, "INVALID_REQUEST"),
@@ -545,13 +577,13 @@ async def test_a_command_that_waits_for_its_turn_streams_its_events(server: Runn
     await sandbox.exec("mkfifo gate")
     first = asyncio.create_task(sandbox.exec("cat gate"))
     while not (await sandbox.list_sessions())[0].commands_waiting:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
     asking = server.ask(
         "POST", "/v1/sandboxes/turns/exec", {"command": "echo 2"}, headers={"Accept": "text/event-stream"}
     )
     second = asyncio.create_task(asking)
     while (await sandbox.list_sessions())[0].commands_waiting < 2:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
     await (await sandbox.create_session("other")).exec("echo 1 > gate")
     assert (await first).stdout == "1\n"
     events = [line.split()[1] for line in (await second).body.decode().splitlines() if line.startswith("event:")]

@@ -15,7 +15,7 @@ from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import CreateSession, ExecShell, decode_exec_done
 from atoll.supervisor.agent_link import CommandOutput
 from tests.conftest import Box
-from tests.system.test_agent_commands import wait_until_gone
+from tests.system.test_agent_commands import time_out_after_printing, wait_until_gone
 
 WAYS = ("default", "named", "streaming")
 
@@ -203,7 +203,8 @@ async def test_words_that_a_shell_is_told_things_with_mean_something_else(talk: 
     ],
 )
 async def test_a_timeout(talk: Talk, command: str) -> None:
-    output = await talk.run(f"late=set; echo before; {command}", timeout=0.2)
+    line = f"late=set; echo before; : >/tmp/printed; {command}"
+    output = await time_out_after_printing(talk.box, lambda timeout: talk.run(line, timeout=timeout))
     assert (output.done.exit_code, output.done.timed_out, output.done.session_ended) == (124, True, False)
     assert output.stdout == b"before\n"
     await wait_until_gone(talk.box, "sleep 4711")

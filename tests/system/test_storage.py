@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,12 +149,35 @@ def test_a_pool_has_one_loop_device_however_often_it_is_opened(pool: PoolStorage
     again.close()
 
 
+def test_a_closed_pool_takes_little_more_of_the_host_than_its_disks_hold(tmp_path: Path) -> None:
+    file = tmp_path / "pool.btrfs"
+    pool = PoolStorage(tmp_path, size=512 * MIB)
+    for name, size in (ONE, 10 * MIB), (TWO, 150 * MIB):
+        (pool.create(name, size=256 * MIB) / "content").write_bytes(os.urandom(size))
+    assert in_use_once_written(pool) > 160 * MIB
+    assert taken(file) > 160 * MIB
+    (pool.find(TWO) / "content").unlink()
+    assert in_use_once_written(pool) < 100 * MIB
+    pool.close()
+    assert 10 * MIB < taken(file) < 100 * MIB
+
+
+def in_use_once_written(pool: PoolStorage) -> int:
+    disk = pool.find(ONE)
+    subprocess.run(["sync", "--file-system", disk], check=True)
+    return shutil.disk_usage(disk).used
+
+
+def taken(file: Path) -> int:
+    return file.stat().st_blocks * 512
+
+
 def test_the_device_goes_with_the_last_mount(tmp_path: Path) -> None:
     storage = PoolStorage(tmp_path, size=MIN_POOL)
     assert find_device(tmp_path / "pool.btrfs")
     storage.close()
     while find_device(tmp_path / "pool.btrfs"):
-        pass
+        time.sleep(0.01)
     assert not (tmp_path / "disks").is_mount()
 
 
@@ -176,7 +200,7 @@ def test_a_damaged_pool_is_named_and_not_overwritten(tmp_path: Path) -> None:
     PoolStorage(tmp_path, size=MIN_POOL).close()
     file = tmp_path / "pool.btrfs"
     while find_device(file):
-        pass
+        time.sleep(0.01)
     with file.open("r+b") as pool:
         pool.write(b"x" * 2 * MIB)
     damaged = file.read_bytes()[: 2 * MIB]
@@ -186,7 +210,7 @@ def test_a_damaged_pool_is_named_and_not_overwritten(tmp_path: Path) -> None:
     assert "btrfs check" in caught.value.remedy
     assert file.read_bytes()[: 2 * MIB] == damaged
     while find_device(file):
-        pass
+        time.sleep(0.01)
 
 
 def autoclears(file: Path) -> bool:
@@ -200,7 +224,7 @@ def test_a_pool_whose_opener_was_killed_right_after_the_mount_is_detached_in_the
     PoolStorage(tmp_path, size=MIN_POOL).close()
     file = tmp_path / "pool.btrfs"
     while find_device(file):
-        pass
+        time.sleep(0.01)
     device = subprocess.run(["losetup", "-f", "--show", file], check=True, stdout=-1, text=True).stdout.strip()
     subprocess.run(["mount", device, tmp_path / "disks"], check=True)
     assert not autoclears(file)
@@ -213,7 +237,7 @@ def test_a_pool_whose_opener_was_killed_right_after_the_attach_has_no_second_dev
     PoolStorage(tmp_path, size=MIN_POOL).close()
     file = tmp_path / "pool.btrfs"
     while find_device(file):
-        pass
+        time.sleep(0.01)
     device = subprocess.run(["losetup", "-f", "--show", file], check=True, stdout=-1, text=True).stdout.strip()
     storage = PoolStorage(tmp_path)
     assert find_device(file) == device

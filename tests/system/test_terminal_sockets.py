@@ -23,6 +23,7 @@ from tests.system.serving import HANG_SECONDS, RunningServer
 from tests.system.test_server import FULL_SECONDS
 
 PROTOCOL = "atoll.terminal"
+ATTEMPTS = 3  # at reading without a stall: a machine that stands still for two seconds makes a page lose something
 
 
 @pytest.fixture(params=[AsyncHalf, BlockingHalf], ids=lambda half: half.name)
@@ -61,6 +62,10 @@ class Page:
         else:
             self.told.append(json.loads(message))
 
+    @property
+    def bytes_lost(self) -> int:
+        return sum(message["bytes"] for message in self.told if message["type"] == "lost")
+
     async def until(self, text: bytes) -> None:
         while text not in self.seen:
             await self.step()
@@ -97,7 +102,35 @@ async def test_a_page_types_resizes_and_learns_the_exit_code(server: RunningServ
         assert page.told[-1] == {"type": "exit", "exit_code": 9}
 
 
+async def test_what_is_typed_wakes_a_sandbox_that_was_put_to_sleep(server: RunningServer) -> None:
+    terminal = await make(server, shell="cat")
+    async with dial(server, terminal["id"]) as socket:
+        page = Page(socket)
+        await page.until_told("ready")
+        for typed in (b"one\n", json.dumps({"type": "resize", "cols": 90, "rows": 20})):
+            assert (await server.ask("POST", "/v1/sandboxes/box/sleep")).json()["state"] == "frozen"
+            await socket.send(typed)
+            if isinstance(typed, bytes):
+                await page.until(b"one\r\none\r\n")
+            else:
+                await page.until_told("resized")
+
+
 async def test_a_second_page_sees_the_replay_and_both_see_the_rest(server: RunningServer) -> None:
+    wanted = b"early\r\n" + b"".join(b"%d\r\n" % number for number in range(1, 200_001))
+    for _ in range(ATTEMPTS):
+        pages = await look_together(server)
+        for page in pages:
+            assert len(page.seen) + page.bytes_lost == len(wanted)
+            assert page.told[-1] == {"type": "exit", "exit_code": 4}
+        if not any(page.bytes_lost for page in pages):
+            break
+    for page in pages:
+        assert hashlib.sha256(page.seen).digest() == hashlib.sha256(wanted).digest()
+
+
+async def look_together(server: RunningServer) -> tuple[Page, Page]:
+    """Two pages that have seen a terminal to its end, and what it showed before the second came."""
     terminal = await make(server, shell=["sh", "-c", "stty -echo; echo early; read a; seq 200000; exit 4"])
     async with dial(server, terminal["id"]) as first:
         one = Page(first)
@@ -108,27 +141,34 @@ async def test_a_second_page_sees_the_replay_and_both_see_the_rest(server: Runni
             assert other.seen == b"early\r\n"
             await second.send(b"\n")
             assert await asyncio.gather(one.until_closed(), other.until_closed()) == [1000, 1000]  # type: ignore[comparison-overlap]
-    wanted = b"early\r\n" + b"".join(b"%d\r\n" % number for number in range(1, 200_001))
-    for page in (one, other):
-        assert hashlib.sha256(page.seen).digest() == hashlib.sha256(wanted).digest()
-        assert page.told[-1] == {"type": "exit", "exit_code": 4}
+    return one, other
 
 
 async def test_a_page_that_reads_nothing_does_not_stop_the_other_nor_fill_the_server(server: RunningServer) -> None:
-    terminal = await make(server, shell=["sh", "-c", "stty -opost -echo; read go; head -c 30000000 /dev/zero; exit 6"])
+    for _ in range(ATTEMPTS):
+        page = await look_beside_a_deaf_page(server)
+        if not page.bytes_lost:
+            break
+    assert len(page.seen) == len("R") + 30_000_000
+
+
+async def look_beside_a_deaf_page(server: RunningServer) -> Page:
+    """One that has seen a terminal to its end, while the other did not read."""
+    program = "stty -opost -echo; printf R; read go; head -c 30000000 /dev/zero; exit 6"
+    terminal = await make(server, shell=["sh", "-c", program])
     async with dial(server, terminal["id"], max_queue=1) as deaf, dial(server, terminal["id"]) as reader:
         page = Page(reader)
-        await page.until_told("ready")
+        await page.until(b"R")  # from here on nothing that is typed is echoed
         before = server.memory()
         await reader.send(b"\n")
         assert await page.until_closed() == 1000
-        assert len(page.seen) == 30_000_000
+        assert len(page.seen) + page.bytes_lost == len("R") + 30_000_000
         assert server.memory() - before < 16 * 2**20
         late = Page(deaf)
         assert await late.until_closed() == 1000
-        lost = sum(message["bytes"] for message in late.told if message["type"] == "lost")
-        assert lost > 0 and len(late.seen) + lost == 30_000_000
+        assert late.bytes_lost > 0 and len(late.seen) + late.bytes_lost == len("R") + 30_000_000
         assert late.told[-1] == {"type": "exit", "exit_code": 6}
+        return page
 
 
 async def test_a_page_that_leaves_while_its_input_is_backed_up_is_no_viewer_any_more(server: RunningServer) -> None:
@@ -193,6 +233,7 @@ async def test_a_terminal_that_is_not_there_is_a_message_that_a_page_can_read(se
         page = Page(socket)
         assert await page.until_closed() == 4404
         assert page.told[-1]["code"] == "TERMINAL_NOT_FOUND"
+        assert page.told[-1]["context"] == {"terminal_id": "terminal-none"}
 
 
 async def test_a_message_that_is_too_large_ends_the_view_and_not_the_server(server: RunningServer) -> None:
@@ -224,6 +265,7 @@ async def test_a_socket_without_a_key_is_refused(server: RunningServer, options:
             pass
     assert refused.value.response.status_code == 401
     assert json.loads(refused.value.response.body)["code"] == "INVALID_API_KEY"
+    assert "ERROR" not in server.log.read_text()
 
 
 async def test_a_key_in_a_header_is_fine_and_in_the_url_is_none(server: RunningServer) -> None:
@@ -393,15 +435,17 @@ async def test_leaving_a_view_ends_nothing_and_a_closed_view_reads_the_end(serve
     sandbox = half.get_sandbox("box", url=server.unix_url)
     terminal = await half.run(sandbox.create_terminal, shell="cat")
     view = terminal.attach()
+    prefix = "Async" if half.name == "async" else ""
+    assert repr(view) == f"<{prefix}TerminalView of {terminal.id!r} of sandbox 'box'>"
     await half.run(terminal.write, "x\n")
     await read_until(half, view, b"x\r\nx\r\n")
     reading = asyncio.create_task(half.run(view.read))
     while not (await half.run(terminal.info)).viewers:
-        pass
+        await asyncio.sleep(0.01)
     await half.close(view)
     assert await reading == b""
     while (await half.run(terminal.info)).viewers:
-        pass
+        await asyncio.sleep(0.01)
     assert (await half.run(terminal.info)).exit_code is None
     await half.run(terminal.close)
 

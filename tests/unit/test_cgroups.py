@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -12,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from atoll.engine.native.cgroups import CgroupsV2, Resources, open_cgroups, parse_keyed, parse_mounts, quota
-from atoll.engine.native.syscalls import Namespace
+from atoll.engine.native.syscalls import Namespace, watch_files
 from atoll.engine.native.zygote import Zygote
 
 HYBRID = """\
@@ -36,6 +37,29 @@ def test_mounts_are_found_by_controller_also_where_two_share_one() -> None:
 
 def test_quota_keeps_to_what_the_kernel_takes() -> None:
     assert (quota(2), quota(0.25), quota(1 / 16), quota(0.001)) == (200_000, 25_000, 6_250, 1_000)
+
+
+def test_to_watch_a_group_that_is_gone_leaves_no_descriptor() -> None:
+    cgroups = open_cgroups()
+    assert cgroups
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        cgroups.watch("test-gone")
+    with pytest.raises(OSError):
+        watch_files(["/proc/self/status", "/nowhere"])
+    assert os.listdir("/proc/self/fd") == before
+    cgroups.close()
+
+
+def test_a_group_that_was_left_is_made_anew_without_its_limits() -> None:
+    cgroups = open_cgroups()
+    assert cgroups
+    cgroups.create("test-left")
+    cgroups.set_limits("test-left", Resources(cpus=1, memory=2**24, pids=10))
+    cgroups.create("test-left")
+    cgroups.set_limits("test-left", Resources(cpus=1, memory=2**30, pids=10))  # above what swap was limited to
+    assert cgroups.remove("test-left")
+    cgroups.close()
 
 
 def test_keyed_files() -> None:
@@ -69,7 +93,7 @@ def test_a_child_is_cloned_into_its_group_frozen_thawed_and_the_group_removed(un
     os.close(group)
     zygote.close()
     while not unified.remove("test-clone"):
-        pass
+        time.sleep(0.01)
     assert unified.remove("test-clone"), "twice is fine"
     assert "test-clone" not in unified.names()
 
@@ -93,7 +117,7 @@ def test_everyone_in_a_group_is_killed_and_whoever_watches_it_is_told(unified: C
         os.close(fd)
     zygote.close()
     while not unified.remove("test-kill"):
-        pass
+        time.sleep(0.01)
 
 
 def test_everyone_in_a_group_of_the_machine_is_killed() -> None:
@@ -115,7 +139,7 @@ def test_everyone_in_a_group_of_the_machine_is_killed() -> None:
         os.close(fd)
     zygote.close()
     while not cgroups.remove("test-kill-all"):
-        pass
+        time.sleep(0.01)
     cgroups.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
 from atoll.server import connections
-from atoll.server.connections import MAX_HEAD, ClientConnection, SocketConnection
+from atoll.server.connections import MAX_HEAD, ClientConnection, ClientWebSocket
 from atoll.server.run import listen_on_port
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -33,7 +34,7 @@ def listener() -> Iterator[socket.socket]:
 async def state(listener: socket.socket) -> AsyncIterator[ServerState]:
     """Of a server that is all connections, and answers whoever comes with `hello`."""
     config, state = (
-        uvicorn.Config(PlainTextResponse("hello"), ws=SocketConnection, log_config=None, timeout_keep_alive=3600),
+        uvicorn.Config(PlainTextResponse("hello"), ws=ClientWebSocket, log_config=None, timeout_keep_alive=3600),
         ServerState(),
     )
     loop = asyncio.get_running_loop()
@@ -82,6 +83,32 @@ async def test_many_short_headers_are_refused_as_well(client: Client) -> None:
     assert b" 431 " in await read_all(reader)
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_a_whole_head_that_is_too_large_is_refused(client: Client, pieces: int) -> None:
+    reader, writer = client
+    request = b"GET / HTTP/1.1\r\nx: %b\r\n\r\n" % (b"a" * MAX_HEAD)
+    size = len(request) // pieces + 1
+    for start in range(0, len(request), size):
+        writer.write(request[start : start + size])
+        await writer.drain()
+        await asyncio.sleep(0.05)  # for the server to have it in as many pieces; it must hold in one as well
+    said = await read_all(reader)
+    assert b"HEAD_TOO_LARGE" in said
+    assert b"hello" not in said
+
+
+@pytest.mark.parametrize("sent", [b"HELLO\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"])
+async def test_what_is_no_http_is_told_so_as_any_other_error(client: Client, sent: bytes) -> None:
+    reader, writer = client
+    writer.write(sent)
+    head, _, body = (await read_all(reader)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head
+    problem = json.loads(body)
+    assert problem["code"] == "INVALID_REQUEST"
+    assert problem["remedy"]
+
+
 async def test_what_is_within_bounds_is_answered_again_and_again(client: Client) -> None:
     reader, writer = client
     large = b"POST / HTTP/1.1\r\nx: %b\r\ncontent-length: %d\r\n\r\n" % (b"a" * (MAX_HEAD - 100), 10 * MAX_HEAD)
@@ -90,15 +117,26 @@ async def test_what_is_within_bounds_is_answered_again_and_again(client: Client)
         assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n", b"\r\n", REQUEST + b"GET"])
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n", b"\r\n"])
 async def test_who_sends_no_whole_request_is_cut_off(
     listener: socket.socket, state: ServerState, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(sent)
-    assert (b"hello" in await read_all(reader)) == sent.startswith(REQUEST)
+    assert await read_all(reader) == b""
     writer.close()
+
+
+async def test_who_sends_half_a_request_after_a_whole_one_is_cut_off(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = client
+    writer.write(REQUEST)
+    await reader.readuntil(b"hello")
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    writer.write(b"GET")
+    assert await read_all(reader) == b""
 
 
 async def test_one_connection_too_many_is_told_so(

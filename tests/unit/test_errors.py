@@ -1,10 +1,15 @@
 """Errors keep their code, words and built-in class wherever they travel."""
 
+import errno
+import json
+import os
 import pickle
 
+import msgspec
 import pytest
 
-from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, InternalError, error, from_body
+from atoll.protocol.errors import AtollError, Context, ErrorBody, ErrorCode, InternalError, error, from_body
+from atoll.protocol.names import named
 
 
 @pytest.mark.parametrize(
@@ -47,3 +52,52 @@ def test_a_code_from_the_future_keeps_its_words() -> None:
     assert isinstance(received, InternalError)
     assert isinstance(received, AtollError)
     assert "eclipse" in received.message and "TOO_MANY_MOONS" in received.message
+
+
+@pytest.mark.parametrize("path", [b"/a", "/grün".encode(), b"/caf\xe9", b"/new\nline", b"/\xff" * 100])
+def test_the_file_name_is_the_exact_one_wherever_the_error_has_travelled(path: bytes) -> None:
+    sent = error(ErrorCode.FILE_NOT_FOUND, "it is not there", remedy="Look.", **named(path=path))
+    as_json = msgspec.json.decode(msgspec.json.encode(sent.to_body()), type=ErrorBody)
+    as_message = msgspec.msgpack.decode(msgspec.msgpack.encode(sent.to_body()), type=ErrorBody)
+    for received in (sent, from_body(as_json), from_body(as_message), pickle.loads(pickle.dumps(sent))):
+        assert isinstance(received, FileNotFoundError) and isinstance(received, AtollError)
+        assert os.fsencode(received.filename) == path
+        assert (received.errno, received.strerror) == (errno.ENOENT, "it is not there")
+        assert str(received) == "it is not there [FILE_NOT_FOUND]\n  Look."
+        json.dumps(received.context).encode()
+
+
+def test_what_is_not_about_a_file_has_no_file_name() -> None:
+    for code in (ErrorCode.SESSION_EXISTS, ErrorCode.AGENT_LOST, ErrorCode.PROCESS_EXIT_TIMEOUT):
+        made = error(code, "it failed", session_id="s").about(
+            **named(path=b"/x") if code != ErrorCode.SESSION_EXISTS else {}
+        )
+        assert isinstance(made, OSError) and made.filename is None and made.errno
+    ran = error(ErrorCode.COMMAND_NOT_FOUND, "not found", command="sl")
+    assert isinstance(ran, FileNotFoundError) and ran.filename == "sl"
+    cwd = error(ErrorCode.FILE_NOT_FOUND, "not there", command="ls", path="/no")
+    assert isinstance(cwd, FileNotFoundError) and cwd.filename == "/no"
+
+
+def test_more_is_said_about_an_error_but_nothing_else() -> None:
+    problem = error(ErrorCode.FILE_NOT_FOUND, "not there", **named(path=b"/known"))
+    assert problem.about(session_id="s", **named(path=b"/caf\xe9", source=b"\xff")) is problem
+    assert problem.context == {"path": "/known", "session_id": "s", "source": "\ufffd", "source_base64": "/w=="}
+    assert isinstance(problem, FileNotFoundError) and problem.filename == "/known"
+
+
+@pytest.mark.parametrize(
+    "context", [{"path": 3}, {"path_base64": "!"}, {"path": "/x", "path_base64": "=="}, {"path": None}]
+)
+def test_a_context_that_makes_no_sense_harms_nobody(context: Context) -> None:
+    body = ErrorBody(code="FILE_NOT_FOUND", message="made up", context=context)
+    received = from_body(body)
+    assert isinstance(received, FileNotFoundError)
+    assert received.filename in (None, "/x")
+
+
+def test_half_a_character_is_no_obstacle_for_an_error_that_travels() -> None:
+    made = error(ErrorCode.INVALID_REQUEST, "bad \ud800", remedy="Not \udcff.", value="\udcff", number=3)
+    body = msgspec.json.decode(msgspec.json.encode(made.to_body()), type=ErrorBody)
+    assert (body.message, body.remedy) == ("bad \\ud800", "Not \\udcff.")
+    assert body.context == {"value": "\\udcff", "number": 3}

@@ -87,9 +87,9 @@ def test_what_follows_the_end_of_base64_is_refused() -> None:
         Base64Decoder().decode("aGVsbG8=aGVsbG8=", is_last=True)
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "", None, 3, "UTF-8 "])
+@pytest.mark.parametrize("encoding", ["latin-1", "", None, 3, "utf-8-sig", "utf-16"])
 def test_an_encoding_that_is_none_is_told(encoding: object) -> None:
-    with pytest.raises(AtollError, match="is none"):
+    with pytest.raises(AtollError, match="is not supported"):
         check_encoding(encoding, ("utf-8", "base64"))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.images.catalog import ImageCatalog
 from atoll.images.debian_etc import public_groups, public_users
 from atoll.images.host import HostImage, read_host_state
 from atoll.protocol.errors import AtollError, ErrorCode
@@ -54,6 +55,23 @@ def host(tmp_path: Path) -> Path:
 
 def build(host: Path, store: Path) -> Path:
     return Path(HostImage(store, host).resolve().overlays[0].layers[0])
+
+
+def test_accounts_in_another_encoding_do_no_harm(host: Path, tmp_path: Path) -> None:
+    with (host / "etc/passwd").open("ab") as file:
+        file.write("jos\xe9:x:40:40:Jos\xe9:/:/bin/sh\n".encode("latin-1"))
+    etc = build(host, tmp_path / "store") / "etc"
+    assert b"jos\xe9:x:40:40:jos\xe9:/:/bin/sh\n" in (etc / "passwd").read_bytes()
+    assert b"jos\xe9:*:" in (etc / "shadow").read_bytes()
+
+
+def test_an_image_that_was_not_finished_is_removed(host: Path, tmp_path: Path) -> None:
+    images = ImageCatalog(tmp_path / "store", HostImage(tmp_path / "store", host))
+    images.add("kept", host)
+    (tmp_path / "store/.making-abc/root").mkdir(parents=True)
+    images.forget(set())
+    assert not (tmp_path / "store/.making-abc").exists()
+    assert images.names() == ["host", "kept"]
 
 
 def test_only_what_is_public_comes_along(host: Path, tmp_path: Path) -> None:

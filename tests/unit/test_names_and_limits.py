@@ -36,8 +36,8 @@ def test_everything_else_is_an_error_with_value_and_remedy(text: Any) -> None:
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SAID: dict[Callable[[bytes], Any], dict[str, Any]] = {
     decode_process: {"pid": 1, "command": "x", "status": "running", "start_time": NOW, "session_id": "default"},
-    decode_terminal: {"pid": 1, "cols": 80, "rows": 24, "command": ["x"], "created_at": 0.0, "viewers": 0},
-    decode_session: {"cwd": "/", "created_at": 0.0, "commands_waiting": 0},
+    decode_terminal: {"pid": 1, "cols": 80, "rows": 24, "command": ["x"], "created_at": NOW, "viewers": 0},
+    decode_session: {"cwd": "/", "created_at": NOW, "commands_waiting": 0},
 }
 
 

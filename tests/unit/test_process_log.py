@@ -42,6 +42,43 @@ def write(log: ProcessLog, length: int, stream: OutputStream = STDOUT) -> None:
     log.append(stream, content(length, log.end))
 
 
+def test_the_exit_is_between_what_came_before_and_what_comes_after() -> None:
+    store = store_of()
+    log = store.make_log()
+    log.append(STDOUT, b"before")
+    log.mark_exit()
+    assert (log.end, log.exit_number) == (7, 7)
+    log.append(STDERR, b"after")
+    assert log.last_lines() == "beforeafter"
+    first, nothing, rest = log.read(2), log.read(6), log.read(7)
+    assert (first.number, first.dropped, [entry.data for entry in first.entries]) == (6, 0, [b"fore"])
+    assert (nothing.number, nothing.dropped, nothing.entries) == (6, 0, [])
+    assert (rest.number, rest.dropped, [(entry.number, entry.data) for entry in rest.entries]) == (
+        12,
+        0,
+        [(12, b"after")],
+    )
+    store.close()
+
+
+def test_an_exit_that_is_older_than_what_is_kept_is_counted_as_no_byte() -> None:
+    store = store_of()
+    log = store.make_log()
+    log.append(STDOUT, b"before")
+    log.mark_exit()
+    log.append(STDOUT, bytes(20 * SEGMENT_BYTES))
+    before, after = log.read(0), log.read(7)
+    assert (before.number, before.dropped, before.entries) == (6, 6, [])
+    kept, position = 0, after.number
+    kept += sum(len(entry.data) for entry in after.entries)
+    while position < log.end:
+        part = log.read(position)
+        kept, position = kept + sum(len(entry.data) for entry in part.entries), part.number
+        assert part.dropped == 0
+    assert after.dropped + kept == 20 * SEGMENT_BYTES and after.dropped > 0
+    log.forget()
+
+
 def read_all(log: ProcessLog, since: int = 0) -> tuple[int, list[LogEntry]]:
     """How much was dropped, and the rest; each byte where it belongs."""
     dropped, entries, position = 0, [], since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from starlette.requests import ClientDisconnect
@@ -11,10 +12,10 @@ from starlette.types import Message
 from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.server.connections import Departure
 from atoll.server.relay import Requests
-from atoll.supervisor.agent_link import AgentConnection
+from atoll.supervisor.agent_link import AgentConnection, AgentLink
 
 
-async def test_frames_without_a_byte_leave_the_others_their_turns() -> None:
+async def test_frames_without_a_byte_leave_the_others_their_turns(tmp_path: Path) -> None:
     messages: list[Message] = [
         {"type": "http.request", "body": encode_frame(FrameKind.INPUT) * 50_000, "more_body": False},
         {"type": "http.disconnect"},
@@ -23,11 +24,15 @@ async def test_frames_without_a_byte_leave_the_others_their_turns() -> None:
     async def receive() -> Message:
         return messages.pop(0)
 
-    feeding = asyncio.create_task(Requests(receive, Departure()).feed(AgentConnection()))
-    turns = 0
-    while not feeding.done():
-        await asyncio.sleep(0)
-        turns += 1
+    async def rouse() -> None:
+        pass
+
+    async with AgentLink(tmp_path / "agent.sock") as link:
+        feeding = asyncio.create_task(Requests(receive, Departure()).feed(AgentConnection(link), rouse))
+        turns = 0
+        while not feeding.done():
+            await asyncio.sleep(0)
+            turns += 1
     assert turns >= 100
     with pytest.raises(ClientDisconnect):
         feeding.result()

@@ -6,7 +6,9 @@ import errno
 import os
 from typing import NamedTuple
 
+from atoll.archives.descent import find_no_directory, first_missing
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.names import named
 
 
 class _Refusal(NamedTuple):
@@ -31,9 +33,7 @@ _NOT_A_FILE = _Refusal(ErrorCode.NOT_A_FILE, "{} is not a file that can be read 
 _REFUSALS = {
     errno.ENOENT: _Refusal(ErrorCode.FILE_NOT_FOUND, "{} does not exist", "Check the path, or make it first."),
     errno.EISDIR: _Refusal(ErrorCode.IS_DIRECTORY, "{} is a directory", "Give a file."),
-    errno.ENOTDIR: _Refusal(
-        ErrorCode.NOT_DIRECTORY, "{} is not a directory, or one above it is not", "Check the path."
-    ),
+    errno.ENOTDIR: _Refusal(ErrorCode.NOT_DIRECTORY, "{} is not a directory", "Check the path."),
     errno.EEXIST: _Refusal(ErrorCode.FILE_EXISTS, "{} exists already", "Choose another name, or remove it first."),
     errno.ENOTEMPTY: _Refusal(ErrorCode.DIRECTORY_NOT_EMPTY, "{} is not empty", "Remove what is in it first."),
     errno.ENAMETOOLONG: _Refusal(
@@ -65,24 +65,37 @@ def file_error(cause: OSError, path: bytes) -> AtollError:
         return cause  # it has been told already
     if isinstance(cause.filename, bytes) and cause.filename.startswith(b"/"):
         path = cause.filename
+    if cause.errno == errno.ENOTDIR:
+        path = find_no_directory(path) or path
     refusal = _REFUSALS.get(cause.errno or 0, _OTHER)
     message = refusal.message.format(f"{os.fsdecode(path)!r}", why=cause.strerror)
-    return error(refusal.code, message, remedy=refusal.remedy, path=shown(path))
+    return error(refusal.code, message, remedy=refusal.remedy, **named(path=path))
 
 
-def not_a_file(path: bytes, what: str) -> AtollError:
-    message = f"{os.fsdecode(path)!r} is a {what}, not a file"
-    return error(ErrorCode.NOT_A_FILE, message, remedy="Use a command for it.", path=shown(path))
+def parent_missing(path: bytes, remedy: str = "Make it first.") -> AtollError:
+    """Of something that was to be made: what is not there is a directory on the way."""
+    missing = first_missing(path)
+    message = f"{os.fsdecode(missing)!r} does not exist, so {os.fsdecode(path)!r} cannot be made"
+    return error(ErrorCode.FILE_NOT_FOUND, message, remedy=remedy, **named(path=missing))
+
+
+def not_a_file(path: bytes, noun: str) -> AtollError:
+    message = f"{os.fsdecode(path)!r} is a {noun}, not a file"
+    return error(ErrorCode.NOT_A_FILE, message, remedy="Use a command for it.", **named(path=path))
 
 
 def is_a_directory(path: bytes, remedy: str) -> AtollError:
-    return error(ErrorCode.IS_DIRECTORY, f"{os.fsdecode(path)!r} is a directory", remedy=remedy, path=shown(path))
+    return error(ErrorCode.IS_DIRECTORY, f"{os.fsdecode(path)!r} is a directory", remedy=remedy, **named(path=path))
+
+
+def names_a_directory(path: bytes) -> AtollError:
+    """Whether there is one or not."""
+    message = f"{os.fsdecode(path)!r} is the name of a directory, not of a file"
+    remedy = "Give the path of a file, with its name at the end and no slash."
+    return error(ErrorCode.IS_DIRECTORY, message, remedy=remedy, **named(path=path))
 
 
 def is_not_a_directory(path: bytes, remedy: str) -> AtollError:
-    return error(ErrorCode.NOT_DIRECTORY, f"{os.fsdecode(path)!r} is not a directory", remedy=remedy, path=shown(path))
-
-
-def shown(path: bytes) -> str:
-    """As text that any wire takes."""
-    return path.decode("utf-8", "backslashreplace")
+    path = find_no_directory(path) or path
+    message = f"{os.fsdecode(path)!r} is not a directory"
+    return error(ErrorCode.NOT_DIRECTORY, message, remedy=remedy, **named(path=path))

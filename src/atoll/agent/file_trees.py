@@ -35,7 +35,8 @@ def delete_tree(directory: int, name: bytes, path: bytes) -> int:
                     break
                 descent.enter(unfinished[-1].pop())
         except OSError as cause:
-            raise file_error(cause, b"/".join((path, *descent.names))) from cause
+            entry = (cause.filename,) if isinstance(cause.filename, bytes) else ()
+            raise file_error(cause, b"/".join((path, *descent.names, *entry))) from cause
     os.rmdir(name, dir_fd=directory)
     return removed
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
-from atoll.agent.file_errors import is_a_directory, not_a_file
+from atoll.agent.file_errors import is_a_directory, names_a_directory, not_a_file
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -50,7 +50,7 @@ class Place:
         for _ in range(MAX_LINKS):
             parent, _, self.name = path.rpartition(b"/")
             if self.name in (b"", b".", b".."):
-                raise is_a_directory(self.path, "Give the path of a file.")
+                raise names_a_directory(self.path)
             if parent or path.startswith(b"/"):
                 self._go(parent or b"/", make_parents)
             self.found = self._look()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from atoll.agent.file_errors import file_error, is_a_directory, is_not_a_directory, not_a_file, shown
+from atoll.agent.file_errors import file_error, is_a_directory, is_not_a_directory, not_a_file, parent_missing
 from atoll.agent.file_trees import copy_tree, delete_anything, delete_tree, is_below
 from atoll.agent.file_writing import (
     NewFile,
@@ -55,6 +55,7 @@ from atoll.protocol.files import (
 )
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind
 from atoll.protocol.messages import encode_message
+from atoll.protocol.names import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,16 +113,27 @@ def _name_of(directory: bytes) -> bytes:
         os.chdir(directory)
         return os.getcwdb()
     except OSError as cause:
-        remedy = "Give an absolute path, or change the session's directory."
-        raise error(ErrorCode.FILE_NOT_FOUND, "the session's directory is gone", remedy=remedy) from cause
+        raise _directory_gone(directory) from cause
     finally:
         os.chdir(b"/")
+
+
+def _directory_gone(directory: bytes) -> AtollError:
+    remedy = "Give an absolute path, or change the session's directory."
+    try:
+        path = os.readlink(directory).removesuffix(b" (deleted)")
+    except OSError as cause:  # so is its shell
+        message = "the session's directory is gone"
+        return error(ErrorCode.FILE_NOT_FOUND, message, remedy=remedy, reason=cause.strerror)
+    message = f"the session's directory {os.fsdecode(path)!r} is gone"
+    return error(ErrorCode.FILE_NOT_FOUND, message, remedy=remedy, **named(path=path))
 
 
 def read_file(call: ReadFile, path: bytes, port: HostPort) -> FileDone:
     if call.offset < 0 or (call.length is not None and call.length < 0):
         message = f"offset={call.offset}, length={call.length} is no part of a file"
-        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give numbers from 0 on.")
+        remedy = "Give numbers from 0 on."
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, offset=call.offset, length=call.length)
     fd = open_for_reading(path)
     try:
         status = os.fstat(fd)
@@ -165,7 +177,7 @@ def _check_readable(path: bytes, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise is_a_directory(path, "List it, or read a file in it.")
     if not stat.S_ISREG(status.st_mode):
-        raise not_a_file(path, _TYPES[stat.S_IFMT(status.st_mode)].value)
+        raise not_a_file(path, _TYPES[stat.S_IFMT(status.st_mode)].noun)
 
 
 def write_file(call: WriteFile, path: bytes, port: HostPort) -> FileInfo:
@@ -248,25 +260,33 @@ def make_directory(call: MakeDirectory, path: bytes, port: HostPort) -> FileInfo
         if not stat.S_ISDIR(os.stat(path).st_mode):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     else:
-        os.mkdir(path, mode)
+        try:
+            os.mkdir(path, mode)
+        except FileNotFoundError as cause:
+            raise parent_missing(path, "Make it first, or give recursive=True.") from cause
     return look(path)
 
 
 def delete_file(call: DeleteFile, path: bytes, port: HostPort) -> FileDone:
-    os.unlink(path)
+    try:
+        os.unlink(path)
+    except IsADirectoryError as cause:
+        raise is_a_directory(path, "Use delete_dir(), or rm() with recursive=True.") from cause
     return FileDone(count=1)
 
 
 def delete_directory(call: DeleteDirectory, path: bytes, port: HostPort) -> FileDone:
     if call.path.rstrip(b"/").rpartition(b"/")[2] in (b".", b".."):
         message = f"{os.fsdecode(call.path)!r} would delete the directory it counts from"
-        raise error(ErrorCode.INVALID_PATH, message, remedy="Name the directory.", path=shown(path))
+        raise error(
+            ErrorCode.INVALID_PATH, message, remedy="Name the directory.", **named(path=path.rstrip(b"/") or b"/")
+        )
     status = os.lstat(path.rstrip(b"/") or b"/")
     if not stat.S_ISDIR(status.st_mode):
         raise is_not_a_directory(path, "Delete it as a file.")
     if identity(status) == identity(os.stat(b"/")):
         message = "the root cannot be deleted"
-        raise error(ErrorCode.RESOURCE_BUSY, message, remedy="Destroy the sandbox instead.", path=shown(path))
+        raise error(ErrorCode.RESOURCE_BUSY, message, remedy="Destroy the sandbox instead.", **named(path=path))
     if not call.recursive:
         os.rmdir(path)
         return FileDone(count=1)
@@ -288,7 +308,7 @@ def move_file(call: MoveFile, source: bytes, target: bytes) -> FileInfo:
 
 def _move_by_copy(source: bytes, target: bytes) -> None:
     """To another file system, or a directory of the image, which the kernel renames no more than that."""
-    with Place(source, follow=False) as old, Place(target, follow=False) as new:
+    with Place(source, follow=False) as old, _place_for(target, follow=False) as new:
         if old.found and is_below(new.directory, old.found):
             raise _inside_itself(source, target)
         name = temporary_name()
@@ -308,13 +328,33 @@ def _pair_error(cause: OSError, source: bytes, target: bytes) -> AtollError:
     """The kernel does not say which of the two it means."""
     if cause.errno == errno.EINVAL:
         return _inside_itself(source, target)
-    is_about_target = cause.errno != errno.ENOENT or os.path.lexists(source)
-    return file_error(OSError(cause.errno, cause.strerror), target if is_about_target else source)
+    if _is_refused(source, cause.errno):
+        return file_error(OSError(cause.errno, cause.strerror), source)
+    if cause.errno == errno.ENOENT:
+        return parent_missing(target)
+    return file_error(OSError(cause.errno, cause.strerror), target)
+
+
+def _is_refused(source: bytes, number: int | None) -> bool:
+    """Whether what was refused is refused of the source alone."""
+    try:
+        os.lstat(source)
+    except OSError as cause:
+        return cause.errno == number
+    return number == errno.EBUSY and os.path.ismount(source)
+
+
+def _place_for(target: bytes, *, follow: bool = True) -> Place:
+    """Of something new, in a directory that exists."""
+    try:
+        return Place(target, follow=follow)
+    except FileNotFoundError as cause:
+        raise parent_missing(target) from cause
 
 
 def _inside_itself(source: bytes, target: bytes) -> AtollError:
     message = f"{os.fsdecode(source)!r} cannot be moved into itself, to {os.fsdecode(target)!r}"
-    return error(ErrorCode.INVALID_PATH, message, remedy="Choose a target outside of it.", path=shown(target))
+    return error(ErrorCode.INVALID_PATH, message, remedy="Choose a target outside of it.", **named(path=target))
 
 
 def copy_file(call: CopyFile, source: bytes, target: bytes) -> FileInfo:
@@ -329,7 +369,7 @@ def copy_file(call: CopyFile, source: bytes, target: bytes) -> FileInfo:
 
 def _copy_to(target: bytes, source: int) -> FileInfo:
     status = os.fstat(source)
-    with Place(target) as place, NewFile(place, stat.S_IMODE(status.st_mode)) as file:
+    with _place_for(target) as place, NewFile(place, stat.S_IMODE(status.st_mode)) as file:
         if status.st_size and not file.is_in_place:
             copy_content(source, file.fd, status.st_size)
         else:
@@ -363,7 +403,8 @@ def unpack_files(call: UnpackFiles, path: bytes, port: HostPort) -> FileDone:
                     unpacker.feed(piece)
                 unpacker.close()
             except OSError as cause:
-                raise file_error(cause, b"%b/%b" % (path.rstrip(b"/"), unpacker.current)) from cause
+                place = b"%b/%b" % (path.rstrip(b"/"), unpacker.current)
+                raise file_error(OSError(cause.errno, cause.strerror), place) from cause
             return FileDone(count=unpacker.count)
     finally:
         os.close(directory)

@@ -1,7 +1,8 @@
 """What background processes write: numbered, and bounded in memory and on disk.
 
 Rules:
-1. An entry is what was read at once from one stream, or a piece of it. Its number counts all bytes logged so far.
+1. An entry is what was read at once from one stream, or a piece of it. Its number counts all bytes logged so far, and
+   the exit of the process as one: so who has seen that has another number than who has seen what was before it.
 2. Entries are packed into segments. A log's newest segment grows; when it is full it stays in memory, then goes to a
    file, then nowhere. Who has most gives up its oldest first, so that one that floods takes nothing from the others.
 3. All logs share one file in the sandbox's disk. It has no name, so nothing inside finds it, replaces it or leads us
@@ -62,6 +63,7 @@ class ProcessLog:
         self._segments: list[Segment] = []  # some in the file, some full ones in memory, the one that grows
         self.in_file = self.in_memory = 0
         self.end = 0
+        self.exit_number: int | None = None
         self.is_closed = False
         self.listeners: set[Callable[[], None]] = set()
 
@@ -78,16 +80,24 @@ class ProcessLog:
             left = left[len(piece) :]
         self._tell()
 
+    def mark_exit(self) -> None:
+        """The process is over, here. What it left may write more."""
+        self.end += 1
+        self.exit_number = self.end
+
     def close(self) -> None:
         """Nobody writes any more."""
         self.is_closed = True
         self._tell()
 
     def read(self, since: int) -> LogPart:
-        """About PART_BYTES of what follows `since`, up to the next gap."""
+        """About PART_BYTES of what follows `since`, up to the next gap, or to the exit, which is no entry."""
+        until = self.exit_number - 1 if self.exit_number and since < self.exit_number else self.end
         entries: list[LogEntry] = []
         position, dropped, size = since, 0, 0
         for segment in self._segments[self._index_after(since) :]:
+            if segment.start >= until:
+                break
             data = self._store.load(segment)
             if data is None:
                 continue
@@ -102,13 +112,16 @@ class ProcessLog:
             if size >= PART_BYTES:
                 break
         if not entries:
-            dropped += self.end - position
-            position = self.end
+            dropped += until - position
+            position = until
         return LogPart(number=position, dropped=dropped, entries=entries)
 
     def last_lines(self) -> str:
-        part = self.read(max(0, self.end - READY_BYTES))
-        return last_lines(b"".join(entry.data for entry in part.entries))
+        since = max(0, self.end - READY_BYTES)
+        after_exit = max(since, self.exit_number or 0)
+        entries = self.read(since).entries if since < after_exit else []
+        entries += self.read(after_exit).entries
+        return last_lines(b"".join(entry.data for entry in entries))
 
     def forget(self) -> None:
         """It is not needed any more; what is kept of it makes room for others."""
@@ -127,10 +140,13 @@ class ProcessLog:
         del self._segments[self.in_file]
 
     def _growing(self, length: int) -> Segment:
-        """The segment for the next piece. Something short is not cut in two for the sake of a few bytes."""
+        """The segment for the next piece. Something short is not cut in two for the sake of a few bytes.
+
+        None goes on after the exit of the process, which has a number and no bytes.
+        """
         if self._segments and (data := self._segments[-1].data) is not None:
             room = SEGMENT_BYTES - len(data) - _HEADER.size
-            if room >= min(length, SEGMENT_BYTES // 4):
+            if room >= min(length, SEGMENT_BYTES // 4) and self._segments[-1].end == self.end:
                 return self._segments[-1]
             self._store.take(self)
         self._segments.append(Segment(self.end))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from atoll.agent.port_probe import is_open
 from atoll.agent.process_tree import read_process_table
 from atoll.agent.spawn import MAX_TIMEOUT_SECONDS
+from atoll.protocol.durations import in_words
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import encode_message
@@ -33,7 +34,8 @@ class ProcessOperation:
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: Owner, timeout: float | None) -> None:
         if timeout is not None and not 0 <= timeout <= MAX_TIMEOUT_SECONDS:
             remedy = f"Give 0 to {MAX_TIMEOUT_SECONDS} seconds, or none for no limit."
-            raise error(ErrorCode.INVALID_REQUEST, f"a timeout of {timeout} seconds cannot be kept", remedy=remedy)
+            message = f"a timeout of {timeout} seconds cannot be kept"
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, timeout=timeout)
         self._loop = loop
         self._owner = owner
         self._timeout = timeout
@@ -120,10 +122,11 @@ class LogOperation(ProcessOperation):
         self._log = process.log
         if not 0 <= call.since <= self._log.end:
             message = f"since={call.since} is no number of this log, which has got to {self._log.end}"
-            raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give the number of the last event you have seen.")
+            remedy = "Give the number of the last event you have seen."
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, since=call.since, end=self._log.end)
         self._position = call.since
         self._last = None if call.follow else self._log.end
-        self._is_paused = self._is_scheduled = self._has_told_end = False
+        self._is_paused = self._is_scheduled = False
 
     def begin(self) -> None:
         super().begin()
@@ -153,19 +156,18 @@ class LogOperation(ProcessOperation):
         if self._is_paused or self._is_over:
             return
         if self._position < (self._log.end if self._last is None else self._last):
-            part = self._log.read(self._position)
+            part = self._next_part()
             self._position = part.number
-            self._send(part)
-            self._wake()
-        elif self._process.is_over and not self._has_told_end:
-            self._has_told_end = True
-            self._send(LogPart(number=self._position, ended=self._process.info))
+            self._owner.send(FrameKind.EVENT, encode_message(part))
             self._wake()
         elif self._last is not None or self._log.is_closed:
             self._done(self._process.info)
 
-    def _send(self, part: LogPart) -> None:
-        self._owner.send(FrameKind.EVENT, encode_message(part))
+    def _next_part(self) -> LogPart:
+        """What comes next: output up to the exit, the exit, output after it."""
+        if self._log.exit_number == self._position + 1:
+            return LogPart(number=self._log.exit_number, ended=self._process.info)
+        return self._log.read(self._position)
 
     def _time_out(self) -> None:
         self._done(self._process.info)
@@ -192,9 +194,10 @@ class WaitForExitOperation(ProcessOperation):
             self._done(self._process.info)
 
     def _time_out(self) -> None:
-        message = f"process {self._process.id!r} did not end within {self._timeout:g} seconds"
+        message = f"process {self._process.id!r} did not end within {in_words(self._timeout or 0)}"
         remedy = "It goes on; wait again, or kill it."
-        self._fail(error(ErrorCode.PROCESS_EXIT_TIMEOUT, message, remedy=remedy, process_id=self._process.id))
+        context = {"process_id": self._process.id, "timeout": self._timeout}
+        self._fail(error(ErrorCode.PROCESS_EXIT_TIMEOUT, message, remedy=remedy, **context))
 
 
 class WaitForPortOperation(ProcessOperation):

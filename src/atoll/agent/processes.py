@@ -103,10 +103,12 @@ class ProcessRegistry:
         former = self._processes.get(process_id)
         if former and not former.is_over:
             remedy = "Choose another id, or kill it first."
-            raise error(ErrorCode.PROCESS_EXISTS, f"process {process_id!r} is running already", remedy=remedy)
+            message = f"process {process_id!r} is running already"
+            raise error(ErrorCode.PROCESS_EXISTS, message, remedy=remedy, process_id=process_id)
         if sum(not process.is_over for process in self._processes.values()) >= MAX_RUNNING:
             message = f"the sandbox already has {MAX_RUNNING} background processes"
-            raise error(ErrorCode.TOO_MANY_PROCESSES, message, remedy="Kill those that are not needed any more.")
+            remedy = "Kill those that are not needed any more."
+            raise error(ErrorCode.TOO_MANY_PROCESSES, message, remedy=remedy, limit=MAX_RUNNING)
         check_descriptors_left()
         process = BackgroundProcess(self, process_id, call, self._sessions.place(call.session_id))
         process.start()
@@ -122,7 +124,8 @@ class ProcessRegistry:
         process = self._processes.get(parse_process_id(process_id))
         if process is None:
             remedy = "List the processes to see which there are; of those that are over only the latest are kept."
-            raise error(ErrorCode.PROCESS_NOT_FOUND, f"there is no process {process_id!r}", remedy=remedy)
+            message = f"there is no process {process_id!r}"
+            raise error(ErrorCode.PROCESS_NOT_FOUND, message, remedy=remedy, process_id=process_id)
         return process
 
     def clean_up(self, keep: int = 0) -> int:
@@ -316,6 +319,7 @@ class BackgroundProcess:
 
     def _finish(self, status: ProcessStatus) -> None:
         self.status = status
+        self.log.mark_exit()
         self._end_time = datetime.now(UTC)
         self.ended_at = time.monotonic()
         self._exec = None
@@ -405,14 +409,15 @@ def to_exec(call: StartProcess, place: Place, runner: CommandRunner) -> Exec:
     argv = call.command
     if isinstance(argv, str):
         if not argv.strip():
-            raise invalid_command("the command is empty", "Give a line for the shell, or a program and its arguments.")
+            remedy = "Give a line for the shell, or a program and its arguments."
+            raise invalid_command("the command is empty", remedy, command=argv[:200])
         shell, _ = find_shell(runner.env.merged(env).get("PATH", os.defpath))
         argv = [shell, "-c", argv]
     run = Exec(argv=argv, cwd=call.cwd, env=env, timeout=call.timeout)
     check_words(run)
     if call.restart and (length := len(encode_message(run))) > MAX_REMEMBERED:
         message = f"the command with its variables takes {length} bytes; {MAX_REMEMBERED} are remembered for a restart"
-        raise invalid_command(message, "Put what is large into a file.")
+        raise invalid_command(message, "Put what is large into a file.", size=length, limit=MAX_REMEMBERED)
     return run
 
 

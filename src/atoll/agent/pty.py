@@ -151,4 +151,5 @@ def no_terminal(why: str | None) -> AtollError:
         ErrorCode.PROCESS_LIMIT_REACHED,
         f"the sandbox can have no further terminal ({why})",
         remedy="Close some, or end programs that have made many; if there are none, destroy the sandbox.",
+        reason=why,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from atoll.agent import main
 from atoll.agent.files import perform
+from atoll.agent.server import pid_of
 from atoll.agent.worker import Order, WorkerProcess, encode_order, receive_packet, send_packet
 from atoll.protocol.files import ListFiles, ReadFile, StatFile, WriteFile
 from atoll.protocol.frames import FrameDecoder, FrameKind, encode_frame
@@ -30,6 +31,7 @@ from atoll.protocol.processes import CleanUpProcesses, StartProcess, StreamProce
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+PATIENCE_SECONDS = 30.0  # a hundred times what it takes; less than whoever waits for the nursery has
 ROUNDS = 10  # Python 3.11 specialises a function at its eighth call
 COMMON = (
     Ping(),
@@ -53,20 +55,35 @@ LAST = (
 
 
 def rehearse(make_scratch: Callable[[], int]) -> None:
-    """`make_scratch` gives what an agent is opened with."""
+    """`make_scratch` gives what an agent is opened with: a directory that nobody else can reach.
+
+    The agent's socket is in there too. It runs whatever it is told to as root of the machine, so it must be out of
+    everybody's reach, and admits nobody but us.
+    """
     for number in range(ROUNDS):
         calls = (*COMMON, *(RARE if number == 0 else ()), *LAST)
+        scratch = make_scratch()
+        address = f"/proc/self/fd/{scratch}/agent"
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind("")  # the kernel picks an abstract name; it is gone with the socket
+            listener.bind(address)
             listener.listen()
-            agent = main.Agent(admits=lambda peer: True)
-            agent.open(listener, make_scratch())
-            agent.loop.run_until_complete(_play(agent, listener.getsockname(), calls))
+            agent = main.Agent(admits=_is_ours)
+            agent.open(listener, scratch)
+            agent.loop.run_until_complete(_play(agent, address, calls))
             agent.close()
         _play_worker(make_scratch())
 
 
-async def _play(agent: main.Agent, address: bytes, calls: Sequence[Call]) -> None:
+def _is_ours(peer: socket.socket) -> bool:
+    return pid_of(peer) == os.getpid()
+
+
+async def _play(agent: main.Agent, address: str, calls: Sequence[Call]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await _play_calls(agent, address, calls)
+
+
+async def _play_calls(agent: main.Agent, address: str, calls: Sequence[Call]) -> None:
     with socket.socket(socket.AF_UNIX) as host:
         host.setblocking(False)
         await agent.loop.sock_connect(host, address)
@@ -105,6 +122,9 @@ async def _ask(loop: asyncio.AbstractEventLoop, host: socket.socket, call: Call)
     decoder = FrameDecoder()
     await loop.sock_sendall(host, encode_frame(FrameKind.CALL, encode_message(call)))
     while data := await loop.sock_recv(host, 65_536):
-        if any(frame.kind is FrameKind.DONE for frame in decoder.feed(data)):
-            return
+        for frame in decoder.feed(data):
+            if frame.kind is FrameKind.DONE:
+                return
+            if frame.kind is FrameKind.FAILED:
+                raise RuntimeError(f"the agent cannot do {call}: {frame.payload!r}")
     raise RuntimeError(f"the agent does not answer {call}")

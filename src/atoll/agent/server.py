@@ -14,13 +14,13 @@ import msgspec
 from atoll.agent.operations import Loan
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameDecoder, FrameError, FrameKind, encode_frame
-from atoll.protocol.messages import decode_call, encode_message
+from atoll.protocol.messages import decode_call, encode_message, subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atoll.agent.operations import Calls, Operation
-    from atoll.protocol.messages import Result
+    from atoll.protocol.messages import Call, Result
 
 MAX_CONNECTIONS = 512
 ACCEPTED_PER_TURN = 64
@@ -77,6 +77,7 @@ class HostConnection(asyncio.Protocol):
         self._is_full = self._is_dismissed = self._is_lent = False
         self._decoder = FrameDecoder()
         self._operation: Operation | None = None
+        self._call: Call | None = None  # while it is not answered
         self._hang_up: HangUpWatch | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -88,7 +89,7 @@ class HostConnection(asyncio.Protocol):
             transport.abort()
         elif self._server.connections > MAX_CONNECTIONS:
             busy = f"the sandbox already has {MAX_CONNECTIONS} operations under way"
-            self._dismiss(error(ErrorCode.AGENT_BUSY, busy, remedy="Wait for some to end."))
+            self._dismiss(error(ErrorCode.AGENT_BUSY, busy, remedy="Wait for some to end.", limit=MAX_CONNECTIONS))
         else:
             transport.set_write_buffer_limits(high=UNSENT_BYTES)
 
@@ -129,7 +130,7 @@ class HostConnection(asyncio.Protocol):
             self._transport.write(encode_frame(kind, payload))
 
     def done(self, result: Result) -> None:
-        self._operation = None
+        self._operation = self._call = None
         self.input_drained()
         self.send(FrameKind.DONE, encode_message(result))
 
@@ -157,13 +158,16 @@ class HostConnection(asyncio.Protocol):
         self._is_lent = False
         if cause:
             self._say(cause)
+        self._call = None
         self.input_drained()
         if unread:
             self._decoder.push(unread)
             self._server.loop.call_soon(self._decode)  # not now: many calls that fail at once would nest
 
     def give_up(self, cause: AtollError) -> None:
-        self.take_back(b"")
+        self._is_lent = False
+        self.input_drained()
+        self._operation = None
         self._dismiss(cause)
 
     def hang_up(self) -> None:
@@ -185,7 +189,7 @@ class HostConnection(asyncio.Protocol):
 
     def _on_call(self, payload: bytes) -> None:
         try:
-            call = decode_call(payload)
+            call = self._call = decode_call(payload)
             if begin := self._server.calls.operations.get(type(call)):
                 self._begin(begin(call, self))
             else:
@@ -203,6 +207,9 @@ class HostConnection(asyncio.Protocol):
         operation.begin()
 
     def _say(self, cause: AtollError) -> None:
+        if self._call is not None:
+            cause = cause.about(**subject(self._call))
+            self._call = None
         self.send(FrameKind.FAILED, encode_message(cause.to_body()))
 
     def _dismiss(self, cause: AtollError) -> None:
@@ -249,6 +256,11 @@ class HangUpWatch:
 
 def comes_from_outside(peer: socket.socket) -> bool:
     """Whether the peer lives outside our PID namespace: the kernel then has no number for it here, and says 0."""
+    return pid_of(peer) == 0
+
+
+def pid_of(peer: socket.socket) -> int:
+    """Of who connected."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     pid, _, _ = _PEER_CREDENTIALS.unpack(credentials)
-    return bool(pid == 0)
+    return int(pid)

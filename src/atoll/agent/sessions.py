@@ -11,16 +11,16 @@ Rules:
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.agent.commands import Command, CommandOperation
 from atoll.agent.shell import NOT_STARTED, Shell
 from atoll.agent.shell_command import CommandFiles, ShellCommand, write_lines
 from atoll.agent.shell_script import COMPLETE, ENDED_IN, INIT, KEPT_IN, LAST, RESTORE, STATES, is_variable_name
-from atoll.agent.spawn import Environment, check_call, check_words, enter, invalid_command
+from atoll.agent.spawn import Environment, check_call, check_directory_name, check_words, enter
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameKind
@@ -82,7 +82,8 @@ class SessionRegistry:
             _check_directory(DEFAULT_DIRECTORY, call.cwd)
         if call.session_id in self._sessions:
             remedy = "Use it, delete it first, or choose another id."
-            raise error(ErrorCode.SESSION_EXISTS, f"session {call.session_id!r} exists already", remedy=remedy)
+            message = f"session {call.session_id!r} exists already"
+            raise error(ErrorCode.SESSION_EXISTS, message, remedy=remedy, session_id=call.session_id)
         return self._add(call).info
 
     def delete(self, session_id: str) -> SessionInfo:
@@ -132,7 +133,8 @@ class SessionRegistry:
         session = self._sessions.get(parse_session_id(session_id))
         if session is None:
             remedy = "Create it first; list the sessions to see which there are."
-            raise error(ErrorCode.SESSION_NOT_FOUND, f"there is no session {session_id!r}", remedy=remedy)
+            message = f"there is no session {session_id!r}"
+            raise error(ErrorCode.SESSION_NOT_FOUND, message, remedy=remedy, session_id=session_id)
         return session
 
     def _add(self, call: CreateSession) -> Session:
@@ -141,6 +143,8 @@ class SessionRegistry:
                 ErrorCode.TOO_MANY_SESSIONS,
                 f"the sandbox already has {MAX_SESSIONS} sessions",
                 remedy="Delete those that are not needed any more.",
+                session_id=call.session_id,
+                limit=MAX_SESSIONS,
             )
         session = Session(self._runner, self._scratch.make_directory(), call)
         self._sessions[call.session_id] = session
@@ -194,7 +198,7 @@ class Session:
         self._lasting: dict[str, str | None] = {}  # changes that the shell has not heard of yet
         self._unsaved: dict[str, str | None] = {}  # those that it has, but which are not in its saved state
         self._directory = os.path.join(DEFAULT_DIRECTORY, call.cwd)
-        self._created_at = time.time()
+        self._created_at = datetime.now(UTC)
         self._files = files
         self._commands = 0
         self._shell: Shell | None = None
@@ -230,10 +234,8 @@ class Session:
         self._lasting.update({name: value for name, value in env.items() if is_variable_name(name)})
 
     def close(self) -> None:
-        remedy = "Create it again."
-        gone = error(ErrorCode.SESSION_NOT_FOUND, f"session {self._id!r} was deleted meanwhile", remedy=remedy)
         while self._waiting:
-            self._waiting.popleft().fail(gone)
+            self._waiting.popleft().fail(_deleted(self._id))
         match self._running.execution if self._running else None:
             case ShellCommand() as command:
                 command.abort()
@@ -344,16 +346,21 @@ def _check_command(call: ExecShell) -> None:
     for name in call.env:
         if not is_variable_name(name):
             remedy = "Use letters, digits and underscores, or run the program without a shell."
-            raise error(ErrorCode.INVALID_ENVIRONMENT, f"a shell can have no variable {name!r:.100}", remedy=remedy)
+            message = f"a shell can have no variable {name!r:.100}"
+            raise error(ErrorCode.INVALID_ENVIRONMENT, message, remedy=remedy, name=name[:200])
 
 
 def _check_directory(base: str, cwd: str) -> None:
-    if "\0" in cwd:
-        raise invalid_command("a NUL character is in the directory", "Take it out.")
+    check_directory_name(cwd)
     try:
         enter(base, cwd)
     finally:
         os.chdir("/")
+
+
+def _deleted(session_id: str) -> AtollError:
+    message = f"session {session_id!r} was deleted meanwhile"
+    return error(ErrorCode.SESSION_NOT_FOUND, message, remedy="Create it again.", session_id=session_id)
 
 
 def _no_shell() -> AtollError:
@@ -361,6 +368,7 @@ def _no_shell() -> AtollError:
         ErrorCode.COMMAND_NOT_FOUND,
         "the sandbox has no shell that could be started",
         remedy="Use an image with bash or sh, or run the program without a shell.",
+        command="sh",
     )
 
 

@@ -6,9 +6,11 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from atoll.agent.file_errors import file_error
 from atoll.agent.posix_spawn import Vector, make_vector, posix_spawn
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.names import named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +75,15 @@ def enter(base: str, cwd: str | None) -> None:
         if cwd:
             os.chdir(cwd)
     except OSError as cause:
-        raise directory_error(cwd or base, cause) from cause
+        raise directory_error(_absolute(cwd or base), cause) from cause
+
+
+def _absolute(cwd: str) -> str:
+    """Counted from where we are."""
+    try:
+        return os.path.join(os.getcwd(), cwd)
+    except OSError:  # which is nowhere any more
+        return cwd
 
 
 def find_program(name: str, path: str) -> str:
@@ -120,32 +130,44 @@ class Pipes:
 def check_words(call: Exec) -> None:
     """What the kernel, or this agent, cannot take."""
     if not call.argv or not call.argv[0]:
-        raise invalid_command("the command is empty", "Give a program and its arguments.")
+        raise invalid_command("the command is empty", "Give a program and its arguments.", command="")
     check_call(call, call.argv)
 
 
 def check_call(call: Exec | ExecShell, words: Sequence[str]) -> None:
     check_environment(call.env)
-    if any("\0" in word for word in (*words, call.cwd or "")):
-        raise invalid_command("a NUL character is in the command", "Take it out.")
+    check_no_nul(*words)
+    if call.cwd:
+        check_directory_name(call.cwd)
     if call.timeout is not None and not 0 <= call.timeout <= MAX_TIMEOUT_SECONDS:
         remedy = f"Give 0 to {MAX_TIMEOUT_SECONDS} seconds, or none for no limit."
-        raise invalid_command(f"a timeout of {call.timeout} seconds cannot be kept", remedy)
+        raise invalid_command(f"a timeout of {call.timeout} seconds cannot be kept", remedy, timeout=call.timeout)
     if call.max_output is not None and call.max_output < 0:
-        raise invalid_command(f"max_output={call.max_output} is less than nothing", "Give bytes, or none for no limit.")
+        message = f"max_output={call.max_output} is less than nothing"
+        raise invalid_command(message, "Give bytes, or none for no limit.", max_output=call.max_output)
 
 
-def invalid_command(message: str, remedy: str) -> AtollError:
-    return error(ErrorCode.INVALID_COMMAND, message, remedy=remedy)
+def check_no_nul(*words: str) -> None:
+    for word in words:
+        if "\0" in word:
+            raise invalid_command("a NUL character is in the command", "Take it out.", command=word[:200])
+
+
+def check_directory_name(cwd: str) -> None:
+    if "\0" in cwd:
+        raise invalid_command("a NUL character is in the directory", "Take it out.", path=cwd[:200])
+
+
+def invalid_command(message: str, remedy: str, **context: str | int | float) -> AtollError:
+    return error(ErrorCode.INVALID_COMMAND, message, remedy=remedy, **context)
 
 
 def directory_error(cwd: str, cause: OSError) -> AtollError:
-    if isinstance(cause, FileNotFoundError):
-        return error(ErrorCode.FILE_NOT_FOUND, f"there is no directory {cwd!r:.200}", remedy="Make it first.")
-    if isinstance(cause, NotADirectoryError):
-        return error(ErrorCode.NOT_DIRECTORY, f"{cwd!r:.200} is not a directory", remedy="Give a directory.")
-    message = f"{cwd!r:.200} cannot be entered: {cause.strerror}"
-    return error(ErrorCode.PERMISSION_DENIED, message, remedy="Give a directory that the sandbox's user may enter.")
+    path = os.fsencode(cwd)
+    if cause.errno == errno.ENOENT:
+        message = f"there is no directory {cwd!r:.200}"
+        return error(ErrorCode.FILE_NOT_FOUND, message, remedy="Make it first.", **named(path=path))
+    return file_error(OSError(cause.errno, cause.strerror), path)
 
 
 def spawn_error(program: str, cause: OSError) -> AtollError:
@@ -155,14 +177,15 @@ def spawn_error(program: str, cause: OSError) -> AtollError:
             return error(
                 ErrorCode.COMMAND_NOT_FOUND,
                 f"{program!r:.200} was not found in the sandbox",
-                remedy="Check the spelling and PATH, or install it in the sandbox first.",
+                remedy=_how_to_find(program),
                 command=program[:200],
             )
         case errno.EAGAIN | errno.ENOMEM:
-            return no_room(f"{program!r:.200}", cause.strerror)
+            return no_room(f"{program!r:.200}", cause.strerror, command=program[:200])
         case errno.E2BIG:
             remedy = "Pass what is large on standard input or in a file."
-            return invalid_command("the arguments and variables are longer than the kernel takes", remedy)
+            message = "the arguments and variables are longer than the kernel takes"
+            return invalid_command(message, remedy, command=program[:200])
     return error(
         ErrorCode.PERMISSION_DENIED,
         f"{program!r:.200} cannot be run: {cause.strerror}",
@@ -171,9 +194,18 @@ def spawn_error(program: str, cause: OSError) -> AtollError:
     )
 
 
-def no_room(what: str, why: str | None) -> AtollError:
+def _how_to_find(program: str) -> str:
+    words = program.split()
+    if len(words) > 1:
+        return f"No shell takes this apart. Give the program and its arguments as a list: {words!r:.200}."
+    return "Check the spelling and PATH, or install it in the sandbox first."
+
+
+def no_room(what: str, why: str | None, **context: str) -> AtollError:
     return error(
         ErrorCode.PROCESS_LIMIT_REACHED,
         f"{what} could not start: the sandbox has no room for another process ({why})",
         remedy="End some of its processes, or give it higher limits.",
+        reason=why,
+        **context,
     )

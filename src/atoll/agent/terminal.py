@@ -15,8 +15,8 @@ Rules:
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from atoll.agent.commands import KILL_GRACE_SECONDS
@@ -60,7 +60,7 @@ class Terminal:
         self._master = started.master
         self._command = command
         self._cols, self._rows = size
-        self._created_at = time.time()
+        self._created_at = datetime.now(UTC)
         self._exit_code: int | None = None
         self._left = MAX_LEFT
         self._viewers: list[Viewer] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.agent.pty import PtyProgram, read_outcome
 from atoll.agent.shell import find_shell
-from atoll.agent.spawn import enter, find_program, invalid_command, spawn_error
+from atoll.agent.spawn import check_directory_name, check_no_nul, enter, find_program, spawn_error
 from atoll.agent.terminal import Terminal
 from atoll.agent.terminal_views import Viewer
 from atoll.protocol.environment import check_environment
@@ -90,13 +90,14 @@ class TerminalRegistry:
     def _check(self, call: CreateTerminal) -> None:
         check_size(call.cols, call.rows)
         check_environment(call.env)
-        if any("\0" in word for word in (*(call.shell or ()), call.cwd or "")):
-            raise invalid_command("a NUL character is in the command", "Take it out.")
+        check_no_nul(*(call.shell or ()))
+        check_directory_name(call.cwd or "")
         if sum(not terminal.has_ended for terminal in self._terminals.values()) >= MAX_TERMINALS:
             raise error(
                 ErrorCode.TOO_MANY_TERMINALS,
                 f"the sandbox already has {MAX_TERMINALS} terminals",
                 remedy="Close those that are not needed any more.",
+                limit=MAX_TERMINALS,
             )
 
     def _forget_old(self) -> None:
@@ -108,7 +109,8 @@ class TerminalRegistry:
         terminal = self._terminals.get(terminal_id)
         if terminal is None:
             remedy = "Create one; list the terminals to see which there are. One that ended long ago is forgotten."
-            raise error(ErrorCode.TERMINAL_NOT_FOUND, f"there is no terminal {terminal_id!r:.100}", remedy=remedy)
+            message = f"there is no terminal {terminal_id!r:.100}"
+            raise error(ErrorCode.TERMINAL_NOT_FOUND, message, remedy=remedy, terminal_id=terminal_id[:200])
         return terminal
 
 
@@ -158,7 +160,8 @@ class Writing(Waiting):
     def begin(self) -> None:
         if len(self._data) > MAX_WRITE:
             message = f"{len(self._data)} bytes are too many for one write"
-            raise error(ErrorCode.INVALID_REQUEST, message, remedy=f"Write {MAX_WRITE} at a time.")
+            remedy = f"Write {MAX_WRITE} at a time."
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, size=len(self._data), limit=MAX_WRITE)
         if self._terminal.feed(self._data, self._done):
             self._done()
 

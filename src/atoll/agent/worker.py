@@ -19,7 +19,7 @@ import msgspec
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import decode_file_call
 from atoll.protocol.frames import HEADER_SIZE, FrameError, FrameKind, decode_header, encode_frame, encode_header
-from atoll.protocol.messages import encode_message
+from atoll.protocol.messages import encode_message, subject
 
 if TYPE_CHECKING:
     import mmap
@@ -96,20 +96,23 @@ class WorkerProcess:
         self._control.close()
 
     def _answer(self, order: Order, port: HostPort) -> None:
+        call = decode_file_call(order.call)
         try:
-            result = self._perform(decode_file_call(order.call), order.directory, port)
+            result = self._perform(call, order.directory, port)
             port.send(FrameKind.DONE, encode_message(result))
         except AtollError as cause:
-            port.send(FrameKind.FAILED, encode_message(cause.to_body()))
+            self._fail(cause, call, port)
         except FrameError as cause:
-            broken = error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Open a new connection.")
-            port.send(FrameKind.FAILED, encode_message(broken.to_body()))
+            self._fail(error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Open a new connection."), call, port)
             port.flush()
             port.hang_up()
         except Exception as cause:  # ours, or memory ran out: the one who asked shall hear of it
-            wrong = error(ErrorCode.INTERNAL_ERROR, f"{type(cause).__name__}: {cause!s:.200}", remedy="Report this.")
-            port.send(FrameKind.FAILED, encode_message(wrong.to_body()))
+            message = f"{type(cause).__name__}: {cause!s:.200}"
+            self._fail(error(ErrorCode.INTERNAL_ERROR, message, remedy="Report this."), call, port)
         port.flush()
+
+    def _fail(self, cause: AtollError, call: Call, port: HostPort) -> None:
+        port.send(FrameKind.FAILED, encode_message(cause.about(**subject(call)).to_body()))
 
 
 class HostPort:

@@ -73,7 +73,7 @@ class WorkerPool:
     def submit(self, operation: WorkerOperation) -> None:
         if operation.is_endless and self._count(endless=True) >= MAX_WATCHERS:
             message = f"the sandbox already has {MAX_WATCHERS} watches"
-            raise error(ErrorCode.AGENT_BUSY, message, remedy="End some of them.")
+            raise error(ErrorCode.AGENT_BUSY, message, remedy="End some of them.", limit=MAX_WATCHERS)
         if operation.is_endless or self._count(endless=False) < MAX_WORKERS:
             self._start(operation)
         else:

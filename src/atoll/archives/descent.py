@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -71,6 +72,30 @@ def go_on(descent: Descent, unfinished: list[list[bytes]], depth: int = 0) -> bo
         if len(descent.names) == depth:
             return False
         descent.leave()
+
+
+def first_missing(path: bytes) -> bytes:
+    """The first directory on the way to `path` that does not exist; `path` itself, if all of them do."""
+    for step in _ways(path):
+        if not os.path.exists(step):
+            return step
+    return path
+
+
+def find_no_directory(path: bytes) -> bytes | None:
+    """What is on the way to `path`, or is it, and is there and is no directory."""
+    for step in (*_ways(path), path.rstrip(b"/")):
+        if os.path.exists(step) and not os.path.isdir(step):
+            return step
+    return None
+
+
+def _ways(path: bytes) -> Iterator[bytes]:
+    """The directories above `path`, from the top."""
+    steps = path.rstrip(b"/").split(b"/")
+    for count in range(1, len(steps)):
+        if way := b"/".join(steps[:count]):
+            yield way
 
 
 def identity(status: os.stat_result) -> Identity:

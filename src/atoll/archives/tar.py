@@ -9,10 +9,12 @@ Rules:
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.names import named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -265,9 +267,10 @@ def _check_size(size: int) -> int:
 
 
 def damaged(why: str) -> AtollError:
-    return error(ErrorCode.INVALID_REQUEST, f"this is no tar archive, or damaged: {why}", remedy="Make it again.")
+    message = f"this is no tar archive, or damaged: {why}"
+    return error(ErrorCode.INVALID_REQUEST, message, remedy="Make it again.", reason=why)
 
 
 def unsafe(name: bytes, why: str, remedy: str) -> AtollError:
-    shown = name.decode("utf-8", "backslashreplace")[:500]
-    return error(ErrorCode.UNSAFE_ARCHIVE, f"{shown!r} in the archive {why}", remedy=remedy, name=shown)
+    message = f"{os.fsdecode(name)!r:.500} in the archive {why}"
+    return error(ErrorCode.UNSAFE_ARCHIVE, message, remedy=remedy, **named(name=name))

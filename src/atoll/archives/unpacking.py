@@ -122,8 +122,8 @@ class Unpacker:
         if not entry.target:
             raise unsafe(entry.name, "is a link to nothing", "Leave it out.")
         if not self._policy.keeps_any_link and not stays_inside(entry.target, depth=len(steps) - 1):
-            target = entry.target.decode("utf-8", "backslashreplace")[:200]
-            raise unsafe(entry.name, f"is a link that leads out of it, to {target!r}", "Leave it out.")
+            target = f"{os.fsdecode(entry.target)!r:.200}"
+            raise unsafe(entry.name, f"is a link that leads out of it, to {target}", "Leave it out.")
         _make(lambda: os.symlink(entry.target, steps[-1], dir_fd=parent), parent, steps[-1])
 
     def _enter(self, steps: list[bytes]) -> int:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from atoll.cli.live_command import STDIN, STDOUT, write_all
-from atoll.cli.options import complete_id, server_options
+from atoll.cli.options import complete_id, existing_sandbox, server_options
 from atoll.cli.tables import print_document
 from atoll.cli.text import printable
 from atoll.client_sync.sandbox import Sandbox, get_sandbox
@@ -68,7 +68,8 @@ def cp(source: str, target: str, url: str | None, api_key: str | None, as_json: 
         raise click.UsageError("Standard output cannot take both the file and --json.")
     far = far_source or far_target
     assert far
-    sandbox = get_sandbox(far.sandbox_id, url=url, api_key=api_key)
+    find = existing_sandbox if far_source else get_sandbox
+    sandbox = find(far.sandbox_id, url=url, api_key=api_key)
     counter = Counter()
     with sandbox, progress_bar(far, counter, is_wanted=not as_json and STREAM not in (source, target)) as on_progress:
         if far_source:

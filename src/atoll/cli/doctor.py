@@ -48,6 +48,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     default=DEFAULT_STATE,
     envvar="ATOLL_STATE_DIR",
     show_default=True,
+    show_envvar=True,
     help="Where sandboxes are, or will be, kept.",
 )
 @click.pass_context

@@ -9,13 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli.options import id_argument, server_options
+from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import make_table, print_line, show
 from atoll.cli.text import printable, short_time
 from atoll.client_sync.sandbox import Sandbox, get_sandbox
 from atoll.protocol.sandboxes import SandboxEvent
 
 STYLES = {"created": "green", "oom_killed": "bold red", "stopped": "yellow", "destroyed": "red"}
-NUMBER_WIDTH, WHAT_WIDTH = 3, 14
+NUMBER_WIDTH, WHAT_WIDTH = 4, len("session_created")
 LAST = "destroyed"
 
 
@@ -32,11 +33,16 @@ def events(
     With --json each event is a line of its own.
     """
     sandbox = get_sandbox(sandbox_id, url=url, api_key=api_key)
-    for event in followed(sandbox, since) if follow else sandbox.events(since):
-        if as_json:
+    if as_json:
+        for event in followed(sandbox, since) if follow else sandbox.events(since):
             print_line(event)
-        else:
-            show(to_line(event))
+    elif follow:
+        for event in followed(sandbox, since):
+            show(to_table([event]))  # one of its own, as the next may be a day later
+    elif found := sandbox.events(since):
+        show(to_table(found))
+    else:
+        print_to_stderr(f"Nothing happened after event {since}.")
 
 
 def followed(sandbox: Sandbox, since: int | None) -> Iterator[SandboxEvent]:
@@ -48,16 +54,17 @@ def followed(sandbox: Sandbox, since: int | None) -> Iterator[SandboxEvent]:
                 return
 
 
-def to_line(event: SandboxEvent) -> Table:
-    """A table of its own, as the next may be a day later."""
-    line = make_table("", "", "", "", has_head=False)
-    line.columns[0].min_width = NUMBER_WIDTH
-    line.columns[2].min_width = WHAT_WIDTH
-    times = f", {event.count} times" if event.count > 1 else ""
-    line.add_row(
-        Text(str(event.number), "dim", justify="right"),
-        Text(short_time(event.time), "dim"),
-        Text(printable(event.what), STYLES.get(event.what, "")),
-        Text.assemble(printable(event.cause), times, (f" ({printable(event.by)})", "dim")),
-    )
-    return line
+def to_table(events: list[SandboxEvent]) -> Table:
+    table = make_table("", "", "", "", has_head=False)
+    table.columns[0].min_width = NUMBER_WIDTH
+    table.columns[0].justify = "right"
+    table.columns[2].min_width = WHAT_WIDTH
+    for event in events:
+        times = f", {event.count} times" if event.count > 1 else ""
+        table.add_row(
+            Text(str(event.number), "dim"),
+            Text(short_time(event.time), "dim"),
+            Text(printable(event.what), STYLES.get(event.what, "")),
+            Text.assemble(printable(event.cause), times, (f" ({printable(event.by)})", "dim")),
+        )
+    return table

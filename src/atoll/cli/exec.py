@@ -41,8 +41,8 @@ def exec(
       atoll exec user-123 -- python3 -c 'print(2 + 2)'
 
     Output comes as it is written; standard input is passed on unless it is a terminal; the exit code is the command's.
-    It is 124 after --timeout, 127 if there is no such program, 126 if it cannot be executed, and 125 if Atoll failed.
-    Ctrl-C ends the command.
+    It is 124 after --timeout, 127 if there is no such program, 126 if it cannot be executed, 125 if Atoll failed
+    before it ran, and 255 if Atoll failed later, so that it may have run. Ctrl-C ends the command.
     """
     with get_sandbox(sandbox_id, url=url, api_key=api_key) as sandbox:
         commands = sandbox if session is None else find_session(sandbox, session)

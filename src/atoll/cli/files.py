@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import click
 from rich.table import Table
 from rich.text import Text
 
 from atoll.cli.live_command import STDOUT, write_all
-from atoll.cli.options import id_argument, server_options
+from atoll.cli.options import existing_sandbox, id_argument, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import make_table, print_document, show
 from atoll.cli.text import local_time, printable, short_time, size
 from atoll.client_sync.sandbox import get_sandbox
+from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.file_bodies import FileCountBody, FileListBody, to_info_body
 from atoll.protocol.files import FileInfo, FileType
 
@@ -42,7 +46,7 @@ def ls(
     as_json: bool,
 ) -> None:
     """List what is in a directory of the sandbox ID."""
-    sandbox = get_sandbox(sandbox_id, url=url, api_key=api_key)
+    sandbox = existing_sandbox(sandbox_id, url, api_key)
     found = sandbox.list_files(path, recursive=recursive, include_hidden=include_hidden)
     if as_json:
         print_document(FileListBody(files=[to_info_body(file) for file in found], count=len(found)))
@@ -60,7 +64,7 @@ def cat(sandbox_id: str, paths: tuple[str, ...], url: str | None, api_key: str |
     """Print files, byte for byte."""
     if as_json:
         raise click.UsageError("Files are printed as they are; --json has no place here.")
-    sandbox = get_sandbox(sandbox_id, url=url, api_key=api_key)
+    sandbox = existing_sandbox(sandbox_id, url, api_key)
     for path in paths:
         with sandbox.read_file_stream(path) as stream:
             for chunk in stream:
@@ -76,9 +80,10 @@ def rm(
     sandbox_id: str, paths: tuple[str, ...], recursive: bool, url: str | None, api_key: str | None, as_json: bool
 ) -> None:
     """Delete files; with -r also directories."""
-    sandbox = get_sandbox(sandbox_id, url=url, api_key=api_key)
+    sandbox = existing_sandbox(sandbox_id, url, api_key)
     for path in paths:
-        sandbox.rm(path, recursive=recursive)
+        with advice(ErrorCode.IS_DIRECTORY, "With -r it is deleted, and all that is in it."):
+            sandbox.rm(path, recursive=recursive)
     if as_json:
         print_document(FileCountBody(count=len(paths)))
 
@@ -90,18 +95,19 @@ def rm(
 @server_options
 def mkdir(sandbox_id: str, path: str, parents: bool, url: str | None, api_key: str | None, as_json: bool) -> None:
     """Make a directory."""
-    made = get_sandbox(sandbox_id, url=url, api_key=api_key).mkdir(path, recursive=parents)
+    with advice(ErrorCode.FILE_NOT_FOUND, "A directory on the way is missing; with -p those are made too."):
+        made = get_sandbox(sandbox_id, url=url, api_key=api_key).mkdir(path, recursive=parents)
     if as_json:
         print_document(to_info_body(made))
 
 
-@files.command()
+@files.command(short_help="Show type, size, mode, owner and time of a file.")
 @id_argument
 @click.argument("path")
 @server_options
 def stat(sandbox_id: str, path: str, url: str | None, api_key: str | None, as_json: bool) -> None:
     """Show type, size, mode, owner and time of a file; of a link itself, not of what it points to."""
-    found = get_sandbox(sandbox_id, url=url, api_key=api_key).stat(path, follow_symlinks=False)
+    found = existing_sandbox(sandbox_id, url, api_key).stat(path, follow_symlinks=False)
     if as_json:
         print_document(to_info_body(found))
         return
@@ -115,10 +121,21 @@ def stat(sandbox_id: str, path: str, url: str | None, api_key: str | None, as_js
     show(table)
 
 
+@contextmanager
+def advice(code: ErrorCode, remedy: str) -> Iterator[None]:
+    """What to do about an error, in words of the command line."""
+    try:
+        yield
+    except AtollError as problem:
+        if problem.code is code:
+            problem.remedy = remedy
+        raise
+
+
 def to_table(found: list[FileInfo], *, has_paths: bool) -> Table:
     table = make_table("mode", "size", "modified", "name")
     table.columns[1].justify = "right"
-    for file in found:
+    for file in sorted(found, key=lambda file: file.path.split("/")):  # each directory before what is in it
         table.add_row(
             f"{file.mode:04o}",
             size(file.size) if file.type is FileType.FILE else "-",

@@ -51,6 +51,9 @@ def describe(info: SandboxInfo, now: datetime) -> Iterator[tuple[str, str | Text
 
 
 def sleeps(info: SandboxInfo) -> str:
-    if info.keep_alive or info.sleep_after is None:
-        return "never"
-    return f"after {span(timedelta(seconds=info.sleep_after))} without use"
+    """When it is put to sleep, and whether it is stopped after that."""
+    never = info.keep_alive or info.sleep_after is None
+    after = "never by itself" if never else f"after {span(timedelta(seconds=info.sleep_after or 0))} without use"
+    if info.stop_after is None:
+        return after
+    return f"{after}; is stopped after {span(timedelta(seconds=info.stop_after))} of sleep"

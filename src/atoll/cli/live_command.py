@@ -3,7 +3,8 @@
 1. Output is passed on as it comes, byte by byte as it was written.
 2. Standard input is the command's if it is a pipe or a file. A terminal stays ours: the command has no input then.
 3. Whatever ends us ends the command: leaving its stream cancels it.
-4. A command that was not run has the exit codes that shells, env and timeout use for that.
+4. A command that was not run has the exit codes that shells, env and timeout use for that. Whoever meets one may try
+   again; so where it is not certain that nothing ran the code is another, the one that ssh has for a lost connection.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.results import ExecResult
 
 STDIN, STDOUT, STDERR = 0, 1, 2
-NOT_RUN, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127
+NOT_RUN, NOT_EXECUTABLE, NOT_FOUND, NOT_KNOWN = 125, 126, 127, 255
+MAY_HAVE_RUN = (
+    ErrorCode.SERVER_LOST,
+    ErrorCode.AGENT_LOST,
+    ErrorCode.AGENT_TIMEOUT,
+    ErrorCode.AGENT_MISBEHAVED,
+    ErrorCode.INTERNAL_ERROR,
+)
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -48,10 +56,23 @@ class CommandWithWords(click.Command):
             return super().invoke(context)
         except AtollError as problem:
             tell(problem, as_json=context.params["as_json"])
-            context.exit(exit_code_without_run(problem))
+            context.exit(exit_code_of(problem))
+        except AfterwardsError as failure:
+            tell(failure.problem, as_json=context.params["as_json"])
+            context.exit(NOT_KNOWN)
 
 
-def exit_code_without_run(problem: AtollError) -> int:
+class AfterwardsError(Exception):
+    """Something failed when the command had run."""
+
+    def __init__(self, problem: AtollError) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+def exit_code_of(problem: AtollError) -> int:
+    if problem.code in MAY_HAVE_RUN:
+        return NOT_KNOWN
     if problem.code == ErrorCode.COMMAND_NOT_FOUND:
         return NOT_FOUND
     if problem.code == ErrorCode.PERMISSION_DENIED and "command" in problem.context:  # the program, not its directory

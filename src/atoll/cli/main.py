@@ -18,6 +18,7 @@ from atoll.protocol.errors import AtollError
 
 VERBS = (
     *("run", "exec", "shell", "ls", "inspect", "rm", "cp", "files", "events"),
+    *("sleep", "wake"),
     *("start", "ps", "logs", "kill", "serve", "key", "doctor"),
 )
 

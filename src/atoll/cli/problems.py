@@ -33,7 +33,14 @@ def tell(problem: AtollError | click.ClickException | OSError, *, as_json: bool)
         print_to_stderr(f"{_name()} {printable(body.message)}{code}")
         for line in body.remedy.splitlines():
             print_to_stderr(f"  {printable(line)}")
-    return problem.exit_code if isinstance(problem, click.ClickException) else FAILED
+    if isinstance(problem, click.ClickException):
+        return problem.exit_code
+    return USAGE if isinstance(problem, AtollError) and is_usage(problem) else FAILED
+
+
+def is_usage(problem: AtollError) -> bool:
+    """Whether it was asked wrongly, so that asking again would not help. A key may be right somewhere else."""
+    return problem.code.startswith("INVALID_") and problem.code is not ErrorCode.INVALID_API_KEY
 
 
 def to_body(problem: AtollError | click.ClickException | OSError) -> ErrorBody:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from atoll.cli.ending import hold_signals
-from atoll.cli.live_command import CommandWithWords, How, command_options, run_command, to_command
+from atoll.cli.live_command import AfterwardsError, CommandWithWords, How, command_options, run_command, to_command
 from atoll.cli.options import server_options
 from atoll.client_sync.sandbox import Sandbox, temporary_sandbox
 from atoll.protocol.errors import AtollError, ErrorCode
@@ -29,7 +29,7 @@ def run(
     api_key: str | None,
     as_json: bool,
 ) -> None:
-    """Run a command in a new sandbox, which is destroyed afterwards, whatever happens.
+    """Run a command in a new sandbox, which is destroyed afterwards, also after an error, Ctrl-C or SIGTERM.
 
     One word is a line for a shell. Several are a program and its arguments, which no shell touches; put -- before them.
 
@@ -39,8 +39,8 @@ def run(
       tar c src | atoll run -- sh -c 'tar x && make -C src'
 
     Output comes as it is written; standard input is passed on unless it is a terminal; the exit code is the command's.
-    It is 124 after --timeout, 127 if there is no such program, 126 if it cannot be executed, and 125 if Atoll failed.
-    Ctrl-C ends the command.
+    It is 124 after --timeout, 127 if there is no such program, 126 if it cannot be executed, 125 if Atoll failed
+    before it ran, and 255 if Atoll failed later, so that it may have run. Ctrl-C ends the command.
     """
     sandbox = temporary_sandbox(image=image, url=url, api_key=api_key)
     how = How(cwd=cwd, env=dict(env), timeout=timeout)
@@ -48,17 +48,28 @@ def run(
 
 
 def run_once(sandbox: Sandbox, words: tuple[str, ...], how: How, *, as_json: bool) -> int:
-    has_sandbox = True
+    failure: AtollError | None = None
     try:
         try:
             return run_command(sandbox, to_command(words), how, as_json=as_json)
         except AtollError as problem:
-            has_sandbox = problem.code not in NOTHING_WAS_MADE
+            failure = problem
             raise
         finally:
             # A signal in here still leads to the other `finally`, and is the last that is heard.
             hold_signals()
     finally:
-        if has_sandbox:
-            sandbox.destroy()
+        if failure is None or failure.code not in NOTHING_WAS_MADE:
+            remove(sandbox, failure)
         sandbox.close()
+
+
+def remove(sandbox: Sandbox, failure: AtollError | None) -> None:
+    """What went wrong before is told rather than what goes wrong here, which is added to it."""
+    try:
+        sandbox.destroy()
+    except AtollError as problem:
+        if failure is None:
+            raise AfterwardsError(problem) from problem
+        left = f"Sandbox {sandbox.id} is left, since {problem.message}; `atoll rm {sandbox.id}` removes it."
+        failure.remedy = f"{failure.remedy}\n{left}".strip()

@@ -24,13 +24,21 @@ DEFAULT_PORT = 7070
 )
 @click.option("--allow-host", multiple=True, help="Another name by which clients may call this server.")
 @click.option(
-    "--state-dir", type=click.Path(path_type=Path), default=DEFAULT_STATE, envvar="ATOLL_STATE_DIR", show_default=True
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_STATE,
+    envvar="ATOLL_STATE_DIR",
+    show_default=True,
+    show_envvar=True,
+    help="Where sandboxes are kept; one server at a time uses it.",
 )
 @click.option(
     "--runtime-dir",
     type=click.Path(path_type=Path),
     envvar="ATOLL_RUNTIME_DIR",
     show_default=f"{DEFAULT_RUNTIME}; for another state directory one of its own",
+    show_envvar=True,
+    help="Where its sockets are.",
 )
 @click.option("--embedded", is_flag=True, hidden=True, help="End when nobody needs the server any more.")
 @click.option("--idle-exit", type=float, default=IDLE_EXIT_SECONDS, hidden=True)

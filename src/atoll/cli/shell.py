@@ -8,7 +8,7 @@ from contextlib import suppress
 import click
 
 from atoll.cli.live_command import STDIN, STDOUT, write_all
-from atoll.cli.options import id_argument, parse_pair, server_options
+from atoll.cli.options import existing_sandbox, id_argument, parse_pair, server_options
 from atoll.cli.own_terminal import FollowedSize, Keys, LeaveError, is_terminal, raw_mode, size_of
 from atoll.client_sync.sandbox import get_sandbox
 from atoll.client_sync.terminals import Terminal
@@ -45,13 +45,14 @@ def shell(
     """
     if attach is not None and (program or cwd or env):
         raise click.UsageError("--attach is for a terminal that runs already: --shell, --cwd and --env do not apply.")
-    if not is_terminal(STDIN):
-        raise error(
-            ErrorCode.INVALID_REQUEST,
-            "standard input is not a terminal",
-            remedy="Use `atoll exec`, which takes commands from arguments and input from pipes.",
-        )
-    with get_sandbox(sandbox_id, url=url, api_key=api_key) as sandbox:
+    find = get_sandbox if attach is None else existing_sandbox
+    with find(sandbox_id, url=url, api_key=api_key) as sandbox:
+        if not is_terminal(STDIN):
+            raise error(
+                ErrorCode.INVALID_REQUEST,
+                "standard input is not a terminal",
+                remedy="Use `atoll exec`, which takes commands from arguments and input from pipes.",
+            )
         cols, rows = size_of(STDIN)
         if attach is None:
             terminal = sandbox.create_terminal(cols, rows, shell=program, cwd=cwd, env=dict(env))

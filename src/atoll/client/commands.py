@@ -15,8 +15,8 @@ from atoll.client.link import SandboxLink
 from atoll.client.network import NotYet
 from atoll.client.server import Frames, misbehaved
 from atoll.client.waiting import settle
+from atoll.protocol.arguments import check_callback, check_directory, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
-from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import DEFAULT_SESSION, Exec, ExecDone, ExecShell, decode_exec_done
@@ -61,6 +61,7 @@ class AsyncCommands:
         `max_output` bytes, 64 MiB if not given.
         """
         allowed = MAX_OUTPUT if max_output is None else max_output
+        check_callback(on_output, "on_output")
         call = make_call(self._session_id, command, cwd, env, timeout, stdin is not None, allowed)
         started = datetime.now(UTC)
         frames = await self._link.call(call, None if stdin is None else input_chunks(stdin))
@@ -128,7 +129,7 @@ class AsyncCommandStream(AsyncFeed[ExecEvent]):
         if self._failure:
             raise self._failure
         if self._frames is None:
-            self._frames = self._source = await self._link.call(self._call, self._stdin)
+            self._frames = await self._link.call(self._call, self._stdin, opening=self._opening)
         self._take(self._frames, await self._frames.next())
 
     async def _fail(self, failure: AtollError) -> None:
@@ -205,12 +206,10 @@ def make_call(
     has_stdin: bool,
     max_output: int | None,
 ) -> Exec | ExecShell:
-    check_environment(env or {})
+    variables, cwd = check_variables(env), check_directory(cwd)
     if max_output is not None and (isinstance(max_output, bool) or not isinstance(max_output, int) or max_output < 0):
-        message = f"max_output={max_output!r:.50} is not a number of bytes"
-        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give a whole number, 0 or more.")
+        raise wrong_argument("max_output", max_output, "is not a number of bytes", "Give a whole number, 0 or more.")
     seconds = None if timeout is None else parse_duration(timeout)
-    variables = dict(env or {})
     if isinstance(command, str):
         return ExecShell(
             command=command,

@@ -27,8 +27,8 @@ class AsyncEventStream(AsyncFeed[SandboxEvent]):
 
     async def _receive(self) -> None:
         if self._response is None:
-            stream = await self._link.stream(f"/events?since={self._since}", "text/event-stream")
-            self._response = self._source = stream
+            path = f"/events?since={self._since}"
+            self._response = await self._link.stream(path, "text/event-stream", self._opening)
         chunk = await self._response.next_chunk()
         if not chunk:
             self._is_over = True

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Self, TypeVar
 
-from atoll.client.server import Frames
-from atoll.client.transport import Response
+from atoll.client.transport import Opening
 from atoll.protocol.errors import AtollError
 
 T = TypeVar("T")
@@ -18,7 +17,7 @@ class AsyncFeed(AsyncIterator[T]):
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
-        self._source: Frames | Response | None = None
+        self._opening = Opening()  # of the source
         self._is_over = False
 
     def __aiter__(self) -> Self:
@@ -40,8 +39,7 @@ class AsyncFeed(AsyncIterator[T]):
     async def aclose(self) -> None:
         self._is_over = True
         self._items.clear()
-        if self._source:
-            self._source.close()
+        self._opening.close()
 
     async def _advance(self) -> None:
         try:

@@ -7,8 +7,9 @@ from typing import IO, Any
 
 from atoll.client.server import Bytes, CallInput
 from atoll.client.waiting import iterate, next_piece, run_blocking
+from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.content_types import Base64Decoder, check_encoding
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError
 
 CHUNK = 1024 * 1024
 
@@ -60,4 +61,4 @@ def to_bytes(piece: object, decoder: Base64Decoder | None = None, *, is_last: bo
 
 def no_content(content: object) -> AtollError:
     remedy = "Give text that can be UTF-8, bytes, a file opened for reading, or an iterable of bytes; or use upload()."
-    return error(ErrorCode.INVALID_REQUEST, f"{content!r:.100} cannot be written to a file", remedy=remedy)
+    return wrong_argument("content", content, "cannot be written to a file", remedy=remedy)

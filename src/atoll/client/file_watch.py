@@ -36,7 +36,7 @@ class AsyncFileWatch(AsyncFeed[FileChange]):
 
     async def _receive(self) -> None:
         if self._frames is None:
-            self._frames = self._source = await self._link.call(self._call)
+            self._frames = await self._link.call(self._call, opening=self._opening)
         frame = await self._frames.next()
         if frame.kind is FrameKind.DONE:
             self._is_over = True

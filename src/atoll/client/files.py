@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import Literal, TypeVar, overload
 
 from atoll.client import transfers
-from atoll.client.file_content import Content, open_content
+from atoll.client.file_content import Content, ContentSource, open_content
 from atoll.client.file_watch import AsyncFileWatch
 from atoll.client.link import SandboxLink
 from atoll.client.open_files import AsyncFileReader, AsyncFileStream, AsyncFileWriter, commit
 from atoll.client.server import misbehaved
 from atoll.client.transfers import OnProgress
+from atoll.protocol.arguments import check_callback, check_flag, wrong_argument
 from atoll.protocol.content_types import FileContent, check_encoding, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import (
@@ -38,6 +39,7 @@ from atoll.protocol.files import (
 )
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind
 from atoll.protocol.messages import Call
+from atoll.protocol.names import named
 
 MAX_READ = 256 * 2**20  # by read_file without a length: it keeps everything in memory
 MAX_LISTED = 1_000_000
@@ -73,17 +75,22 @@ class AsyncFiles:
         decoded first. What was there keeps its mode and owner, unless `mode` is given. With `sync` it is on disk when
         this returns.
         """
-        call = WriteFile(
-            path=to_raw_path(path),
-            session_id=self._session_id,
-            mode=None if mode is None else check_mode(mode),
-            sync=sync,
-        )
-        source = open_content(content, encoding)
+        raw = to_raw_path(path)
+        try:
+            call = WriteFile(
+                path=raw,
+                session_id=self._session_id,
+                mode=None if mode is None else check_mode(mode),
+                sync=check_flag(sync, "sync"),
+            )
+            return await self._write(call, open_content(content, encoding))
+        except AtollError as problem:
+            problem.about(**named(path=raw))
+            raise
+
+    async def _write(self, call: WriteFile, source: ContentSource | bytes) -> FileInfo:
         if isinstance(source, bytes) and len(source) <= MAX_PAYLOAD:
-            frames = await self._link.call(call, source)
-            written: FileInfo = frames.decode(decode_file_info, await frames.result())
-            return written
+            return await self._ask(call, decode_file_info, source)
         sink = await self._link.begin_call(call)
         try:
             if isinstance(source, bytes):
@@ -119,13 +126,15 @@ class AsyncFiles:
         """
         wanted = None if encoding is None else check_encoding(encoding, ("utf-8", "base64", "bytes"))
         async with self.read_file_stream(path, offset=offset, length=length) as stream:
+            assert stream.info
+            if length is None:
+                _check_readable(stream.info, stream.info.size - offset)
             pieces, size = [], 0
             async for piece in stream:
                 pieces.append(piece)
                 size += len(piece)
-                if size > MAX_READ and length is None:
-                    raise _too_large(os.fsdecode(to_raw_path(path)))
-        assert stream.info
+                if length is None:
+                    _check_readable(stream.info, size)
         return to_content(stream.info.name, b"".join(pieces), wanted)
 
     def read_file_stream(self, path: Path, *, offset: int = 0, length: int | None = None) -> AsyncFileStream:
@@ -161,13 +170,17 @@ class AsyncFiles:
             return AsyncFileReader(self._link, raw, self._session_id)
         if mode not in ("wb", "xb"):
             remedy = 'Use "rb", "wb" or "xb". For text, use read_file() and write_file(), or encode it.'
-            raise error(ErrorCode.INVALID_REQUEST, f"a file cannot be opened with mode={mode!r:.50}", remedy=remedy)
+            problem = wrong_argument("mode", mode, "is no way to open a file", remedy=remedy)
+            raise problem.about(**named(path=raw))
         return AsyncFileWriter(self._link, WriteFile(path=raw, session_id=self._session_id, exclusive=mode == "xb"))
 
     async def mkdir(self, path: Path, recursive: bool = False, *, mode: int = 0o755) -> FileInfo:
         """Make a directory. With `recursive` also those on the way, and one that is there is fine."""
         call = MakeDirectory(
-            path=to_raw_path(path), session_id=self._session_id, recursive=recursive, mode=check_mode(mode)
+            path=to_raw_path(path),
+            session_id=self._session_id,
+            recursive=check_flag(recursive, "recursive"),
+            mode=check_mode(mode),
         )
         return await self._ask(call, decode_file_info)
 
@@ -177,11 +190,13 @@ class AsyncFiles:
 
     async def delete_dir(self, path: Path, recursive: bool = True) -> None:
         """Delete a directory with all that is in it, or, if not `recursive`, an empty one. No link is followed."""
-        call = DeleteDirectory(path=to_raw_path(path), session_id=self._session_id, recursive=recursive)
+        deep = check_flag(recursive, "recursive")
+        call = DeleteDirectory(path=to_raw_path(path), session_id=self._session_id, recursive=deep)
         await self._ask(call, decode_file_done)
 
     async def rm(self, path: Path, recursive: bool = False) -> None:
         """Delete a file, and with `recursive` also a directory with all that is in it."""
+        check_flag(recursive, "recursive")
         try:
             await self.delete_file(path)
         except AtollError as problem:
@@ -211,7 +226,10 @@ class AsyncFiles:
         Names that begin with a dot are left out, unless `include_hidden`.
         """
         call = ListFiles(
-            path=to_raw_path(path), session_id=self._session_id, recursive=recursive, include_hidden=include_hidden
+            path=to_raw_path(path),
+            session_id=self._session_id,
+            recursive=check_flag(recursive, "recursive"),
+            include_hidden=check_flag(include_hidden, "include_hidden"),
         )
         frames = await self._link.call(call)
         found: list[FileInfo] = []
@@ -222,7 +240,7 @@ class AsyncFiles:
                 listed: FileList = frames.decode(decode_file_list, frame)
                 found += listed.files
                 if len(found) > MAX_LISTED:
-                    raise _too_many(os.fsdecode(call.path))
+                    raise _too_many(call.path)
         finally:
             frames.close()
         return found
@@ -243,7 +261,8 @@ class AsyncFiles:
 
     async def stat(self, path: Path, *, follow_symlinks: bool = True) -> FileInfo:
         """What there is: type, size, mode, owner, time of the last change."""
-        call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow_symlinks)
+        follow = check_flag(follow_symlinks, "follow_symlinks")
+        call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow)
         return await self._ask(call, decode_file_info)
 
     async def chmod(self, path: Path, mode: int) -> FileInfo:
@@ -269,9 +288,9 @@ class AsyncFiles:
         call = WatchFiles(
             path=to_raw_path(path),
             session_id=self._session_id,
-            recursive=recursive,
-            include=_patterns(include),
-            exclude=_patterns(exclude),
+            recursive=check_flag(recursive, "recursive"),
+            include=_patterns("include", include),
+            exclude=_patterns("exclude", exclude),
         )
         return AsyncFileWatch(self._link, call)
 
@@ -281,6 +300,7 @@ class AsyncFiles:
         A directory's content is added to what is at `remote`; a file goes into it, if `remote` ends with a slash.
         `on_progress(bytes done, bytes in all or None)` is called now and then.
         """
+        check_callback(on_progress, "on_progress")
         return await transfers.upload(self._link, self._session_id, local, remote, on_progress)
 
     async def download(self, remote: Path, local: Path, *, on_progress: OnProgress | None = None) -> None:
@@ -289,10 +309,11 @@ class AsyncFiles:
         A file appears as a whole, and goes into `local` if that is a directory. A directory's content is added to
         what is at `local`, and nothing in it can be written anywhere else: what tries to is UNSAFE_ARCHIVE.
         """
+        check_callback(on_progress, "on_progress")
         await transfers.download(self._link, self._session_id, remote, local, on_progress)
 
-    async def _ask(self, call: Call, decoder: Callable[[bytes], T]) -> T:
-        frames = await self._link.call(call)
+    async def _ask(self, call: Call, decoder: Callable[[bytes], T], content: bytes | None = None) -> T:
+        frames = await self._link.call(call, content)
         answer: T = frames.decode(decoder, await frames.result())
         return answer
 
@@ -309,25 +330,35 @@ def to_content(name: str, data: bytes, encoding: str | None) -> FileContent[str]
 
 def check_count(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        message = f"{name}={value!r:.50} is not a number of bytes"
-        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give a whole number, 0 or more.")
+        raise wrong_argument(name, value, "is not a number of bytes", remedy="Give a whole number, 0 or more.")
     return value
 
 
-def _patterns(given: Patterns | None) -> list[bytes]:
-    words = [given] if isinstance(given, str) else list(given or ())
+def _patterns(name: str, given: Patterns | None) -> list[bytes]:
+    if given is None:
+        return []
+    words = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if not all(isinstance(word, str) and word for word in words):
-        message = f"{given!r:.100} are not patterns"
-        raise error(ErrorCode.INVALID_REQUEST, message, remedy='Give text such as "*.py", or several of it.')
+        raise wrong_argument(name, given, "is no pattern", 'Give text such as "*.py", or several of it.')
     return [to_raw_path(word) for word in words]
 
 
-def _too_large(path: str) -> AtollError:
-    message = f"{path!r:.200} has more than {MAX_READ} bytes, which read_file would keep in memory"
-    remedy = "Use read_file_stream() or download(), or read a part of it with offset= and length=."
-    return error(ErrorCode.FILE_TOO_LARGE, message, remedy=remedy)
+def _check_readable(info: FileInfo, size: int) -> None:
+    """Whether this many bytes of a file are what read_file may keep in memory."""
+    if size <= MAX_READ:
+        return
+    size = max(info.size, size)  # what is in /proc has none of its own, and another may be growing
+    raise error(
+        ErrorCode.FILE_TOO_LARGE,
+        f"{info.path!r:.200} has {size:,} bytes; read_file, which keeps them in memory, reads up to {MAX_READ:,}",
+        remedy="Use read_file_stream(), open_file() or download(), or read a part of it with offset= and length=.",
+        size=size,
+        limit=MAX_READ,
+        **named(path=info.raw_path),
+    )
 
 
-def _too_many(path: str) -> AtollError:
-    message = f"there are more than {MAX_LISTED} files below {path!r:.200}"
-    return error(ErrorCode.TOO_MANY_FILES, message, remedy="List its directories one by one.")
+def _too_many(path: bytes) -> AtollError:
+    message = f"there are more than {MAX_LISTED} files below {os.fsdecode(path)!r:.200}"
+    remedy = "List its directories one by one."
+    return error(ErrorCode.TOO_MANY_FILES, message, remedy=remedy, limit=MAX_LISTED, **named(path=path))

@@ -1,14 +1,20 @@
-"""One sandbox at its server. Its options are sent before the first operation, and only if there are any."""
+"""One sandbox at its server, and the options it is made with, if there are any.
+
+They are sent before the first operation. Whoever destroys the sandbox later need not be us: so every request says that
+it is for a sandbox that exists, and one that is refused for that did nothing. The options are sent again then, and so
+is the request, unless its input can be read only once: then they are sent before it in any case.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from atoll.client.server import CallInput, Frames, Input, Server
-from atoll.client.transport import Response
-from atoll.protocol.errors import ErrorCode, error
+from atoll.client.transport import Opening, Response
+from atoll.protocol.errors import ErrorCode, NotFoundError, error
 from atoll.protocol.messages import Call
-from atoll.protocol.sandboxes import SandboxInfo, SandboxOptions
+from atoll.protocol.sandboxes import MUST_EXIST, SandboxInfo, SandboxOptions
 
 T = TypeVar("T")
 
@@ -21,28 +27,31 @@ class SandboxLink:
         self.id = sandbox_id
         self._options = options
         self._has_sent_options = options is None
+        self._headers = "" if options is None else f"{MUST_EXIST[0]}: {MUST_EXIST[1]}\r\n"
         self._has_ended = False
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
-    async def call(self, call: Call, stdin: Input | None = None) -> Frames:
-        await self._send_options()
-        return await self.server.call(self.id, call, stdin)
+    async def call(self, call: Call, stdin: Input | None = None, *, opening: Opening | None = None) -> Frames:
+        def work() -> Awaitable[Frames]:
+            return self.server.call(self.id, call, stdin, headers=self._headers, opening=opening)
+
+        if stdin is None or isinstance(stdin, bytes):
+            return await self._do(work, opening)
+        await self._send_options(opening)
+        return await work()
 
     async def begin_call(self, call: Call) -> CallInput:
         await self._send_options()
-        return await self.server.begin_call(self.id, call)
+        return await self.server.begin_call(self.id, call, headers=self._headers)
 
     async def ask(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
-        await self._send_options()
-        return await self.server.ask(method, self._path + path, answer, body)
+        return await self._do(lambda: self.server.ask(method, self._path + path, answer, body, headers=self._headers))
 
     async def tell(self, method: str, path: str) -> None:
-        await self._send_options()
-        await self.server.tell(method, self._path + path)
+        await self._do(lambda: self.server.tell(method, self._path + path, headers=self._headers))
 
-    async def stream(self, path: str, accept: str) -> Response:
-        await self._send_options()
-        return await self.server.stream(self._path + path, accept)
+    async def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
+        return await self._do(lambda: self.server.stream(self._path + path, accept, opening), opening)
 
     async def destroy(self) -> None:
         """Its next operation makes a new one, with the same options."""
@@ -53,13 +62,25 @@ class SandboxLink:
         """There is no next operation: one would make a sandbox that nobody destroys."""
         self._has_ended = True
 
-    async def _send_options(self) -> None:
+    async def _do(self, work: Callable[[], Awaitable[T]], opening: Opening | None = None) -> T:
+        """What `work` returns, for a sandbox with the options there are."""
+        if not self._has_sent_options or self._has_ended:
+            await self._send_options(opening)
+        try:
+            return await work()
+        except NotFoundError as problem:
+            if self._options is None or problem.code is not ErrorCode.SANDBOX_NOT_FOUND:
+                raise
+        await self._send_options(opening)
+        return await work()
+
+    async def _send_options(self, opening: Opening | None = None) -> None:
         if self._has_ended:
             raise error(
                 ErrorCode.SANDBOX_NOT_FOUND,
                 f"the temporary sandbox {self.id!r} was destroyed at the end of its block",
                 remedy="Use it inside the block, or take get_sandbox() for one that stays.",
             )
-        if not self._has_sent_options:
-            await self.server.ask("PUT", self._path, SandboxInfo, self._options)
+        if self._options is not None:
+            await self.server.ask("PUT", self._path, SandboxInfo, self._options, opening=opening)
             self._has_sent_options = True

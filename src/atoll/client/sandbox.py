@@ -18,6 +18,7 @@ from atoll.client.processes import AsyncProcesses
 from atoll.client.server import find_server
 from atoll.client.sessions import AsyncSession
 from atoll.client.terminals import AsyncTerminals
+from atoll.protocol.arguments import check_flag, check_lasting_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -32,6 +33,8 @@ from atoll.protocol.sandboxes import (
     SandboxList,
     SandboxOptions,
     SandboxState,
+    SleepRequest,
+    UpkeepChanges,
     check_labels,
 )
 
@@ -66,19 +69,18 @@ def get_async_sandbox(
 ) -> AsyncSandbox:
     """The sandbox with this id. Returns at once; the first operation makes it, or wakes it.
 
-    The same id always reaches the same sandbox, from any process and any client. Options count when it is made; one
-    that exists keeps what it has. `url` and `api_key` default to ATOLL_URL and ATOLL_API_KEY; without either, the
-    server of this machine is used, and started if it does not run.
+    The same id always reaches the same sandbox, from any process and any client. Options count whenever this object
+    makes it, also after somebody else destroyed it; one that exists keeps what it has. `url` and `api_key` default to
+    ATOLL_URL and ATOLL_API_KEY; without either, the server of this machine is used, and started if it does not run.
     """
     _refuse_what_comes_later(network=network, secrets=secrets, ttl=ttl, snapshot=snapshot)
-    check_environment(env or {})
     options = SandboxOptions(
-        image=image or DEFAULT_IMAGE,
+        image=DEFAULT_IMAGE if image is None else _checked_image(image),
         limits=_sendable(limits),
-        env=dict(env or {}),
-        labels=check_labels(labels or {}),
+        env=_checked_values(env),
+        labels=check_labels({} if labels is None else labels),
         sleep_after=_seconds_unless_default(sleep_after),
-        keep_alive=keep_alive,
+        keep_alive=check_flag(keep_alive, "keep_alive"),
     )
     given = None if options == SandboxOptions() else options
     return AsyncSandbox(SandboxLink(find_server(url, api_key), parse_sandbox_id(id), given))
@@ -107,7 +109,7 @@ def temporary_async_sandbox(id: str | None = None, **options: Unpack[SandboxArgu
     async with temporary_async_sandbox() as sandbox:
         print(await sandbox.exec("echo hello"))
     """
-    sandbox = get_async_sandbox(id or f"temporary-{secrets.token_hex(5)}", **options)
+    sandbox = get_async_sandbox(f"temporary-{secrets.token_hex(5)}" if id is None else id, **options)
     sandbox.is_temporary = True
     return sandbox
 
@@ -120,7 +122,8 @@ async def list_sandboxes_async(
     api_key: str | None = None,
 ) -> list[SandboxInfo]:
     """The sandboxes of a server that have all these labels and are in this state."""
-    conditions = [f"label={quote(f'{name}={value}')}" for name, value in check_labels(labels or {}).items()]
+    wanted = check_labels({} if labels is None else labels)
+    conditions = [f"label={quote(f'{name}={value}')}" for name, value in wanted.items()]
     if state is not None:
         conditions.append(f"state={_checked_state(state).value}")
     query = f"?{'&'.join(conditions)}" if conditions else ""
@@ -153,13 +156,44 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         await self._link.destroy()
 
     async def set_env_vars(self, env: Environment) -> None:
-        """Variables for every command and session from now on. None as a value takes one away."""
+        """Variables for every command and session from now on. None as a value takes one away.
+
+        A name is one that a shell can have: letters, digits and underscores, no digit first.
+        """
         check_environment(env)
-        await self._link.ask("PATCH", SandboxInfo, path="/env", body=dict(env))
+        await self._link.ask("PATCH", SandboxInfo, path="/env", body=check_lasting_variables(env))
 
     async def set_labels(self, labels: Mapping[str, str]) -> None:
         """Its labels from now on, instead of those it had."""
         await self._link.ask("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
+
+    async def sleep(self, stop: bool = False) -> None:
+        """Let it stand still, memory kept, until the next operation; or with `stop` end all that runs in it.
+
+        Nobody is asked: commands that somebody waits for stand still too, and with `stop` they are AGENT_LOST. One that
+        was stopped keeps its files, and starts again without its processes.
+        """
+        await self._link.ask("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
+
+    async def wake(self) -> None:
+        """Wake it, start it, or make it. Every operation does that by itself; this one does nothing else."""
+        await self._link.ask("POST", SandboxInfo, path="/wake")
+
+    async def set_sleep_after(self, sleep_after: float | str) -> None:
+        """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
+        await self._change(UpkeepChanges(sleep_after=parse_duration(sleep_after, "sleep_after")))
+
+    async def set_keep_alive(self, keep_alive: bool) -> None:
+        """Whether it stays awake however long nobody uses it."""
+        await self._change(UpkeepChanges(keep_alive=check_flag(keep_alive, "keep_alive")))
+
+    async def set_stop_after(self, stop_after: float | str | None) -> None:
+        """For how long it sleeps before it is stopped, which frees its memory; None for ever."""
+        seconds = None if stop_after is None else parse_duration(stop_after, "stop_after")
+        await self._change(UpkeepChanges(stop_after=seconds))
+
+    async def _change(self, changes: UpkeepChanges) -> None:
+        await self._link.ask("PATCH", SandboxInfo, body=changes)
 
     async def events(self, since: int | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
@@ -181,6 +215,7 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         return await sessions.get_session(self._link, id)
 
     async def list_sessions(self) -> list[SessionInfo]:
+        """Its sessions: the default one, and those that were created and not deleted."""
         return await sessions.list_sessions(self._link)
 
     async def delete_session(self, id: str) -> None:
@@ -232,6 +267,23 @@ def _not_available_yet(name: str, remedy: str) -> AtollError:
     return error(ErrorCode.NOT_AVAILABLE_YET, f"{name} is not available yet", remedy=remedy, option=name.rstrip("=()"))
 
 
+def _checked_image(image: object) -> str:
+    if not isinstance(image, str) or not image:
+        remedy = f'Give a name, such as "{DEFAULT_IMAGE}", or None for that.'
+        raise wrong_argument("image", image, "is not the name of an image", remedy, ErrorCode.INVALID_IMAGE_NAME)
+    return image
+
+
+def _checked_values(env: Mapping[str, str] | None) -> dict[str, str]:
+    variables = check_lasting_variables(env)
+    for name, value in variables.items():
+        if value is None:
+            message = f"{name}=None is no value for a variable of a new sandbox"
+            remedy = "Give text, or leave it out; set_env_vars() takes away those that every sandbox has."
+            raise error(ErrorCode.INVALID_ENVIRONMENT, message, remedy=remedy, name=name)
+    return variables
+
+
 def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
     if limits is None:
         return None
@@ -249,7 +301,7 @@ def _checked_state(state: SandboxState | str) -> SandboxState:
         return SandboxState(state)
     except ValueError as cause:
         remedy = f"Use one of {', '.join(known.value for known in SandboxState)}."
-        raise error(ErrorCode.INVALID_REQUEST, f"{state!r:.100} is not a state", remedy=remedy) from cause
+        raise wrong_argument("state", state, "is not a state of sandboxes", remedy) from cause
 
 
 def _checked_number(since: int | None) -> int:
@@ -257,5 +309,5 @@ def _checked_number(since: int | None) -> int:
         return 0
     if isinstance(since, bool) or not isinstance(since, int) or since < 0:
         remedy = "Give the number of the last event you have seen."
-        raise error(ErrorCode.INVALID_REQUEST, f"since={since!r:.100} is not an event's number", remedy=remedy)
+        raise wrong_argument("since", since, "is not an event's number", remedy)
     return since

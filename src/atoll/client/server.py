@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.client.local_server import LocalServer
 from atoll.client.network import Address, NotYet, TcpAddress, UnixAddress
-from atoll.client.transport import Response, SilenceError, Transport, Upload
+from atoll.client.transport import Opening, Response, SilenceError, Transport, Upload
 from atoll.client.waiting import pause
 from atoll.protocol.calls import encode_call
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
@@ -35,6 +35,10 @@ Input = bytes | Iterator[bytes | NotYet]  # what is bytes fits one frame
 
 def find_server(url: str | None = None, api_key: str | None = None) -> Server:
     """The server at `url`, at ATOLL_URL, or on this machine; always the same object, so that connections are shared."""
+    if url is not None:
+        parse_url(url)
+    if api_key is not None:
+        check_api_key(api_key, "api_key")
     url = url or os.environ.get("ATOLL_URL") or ""
     api_key = api_key or os.environ.get("ATOLL_API_KEY") or None
     return shared_server(url, api_key, None if url else LocalServer.from_environment())
@@ -47,25 +51,42 @@ def shared_server(url: str, api_key: str | None, local: LocalServer | None) -> S
 
 class Server:
     def __init__(self, url: str, api_key: str | None, local: LocalServer | None = None) -> None:
-        if api_key and not (api_key.isascii() and api_key.isprintable()):
-            raise error(ErrorCode.INVALID_API_KEY, "the API key is not printable ASCII", remedy="Check api_key=.")
+        if api_key is not None:
+            check_api_key(api_key)
         self.address, self._prefix = (local.address, "") if local else parse_url(url)
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
         self.answer_grace = ANSWER_GRACE
 
-    async def ask(self, method: str, path: str, answer: type[T], body: object = None) -> T:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        answer: type[T],
+        body: object = None,
+        *,
+        headers: str = "",
+        opening: Opening | None = None,
+    ) -> T:
         """The answer to a request, which must be an `answer`."""
-        response = await self._request(method, path, body)
+        response = await self._request(method, path, body, headers, opening)
         try:
             return msgspec.json.decode(await response.read(), type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
             raise self._nonsense(f"{method} {path} was answered with {cause}") from cause
 
-    async def tell(self, method: str, path: str, body: object = None) -> None:
+    async def tell(self, method: str, path: str, *, headers: str = "") -> None:
         """A request whose answer says nothing."""
-        await (await self._request(method, path, body)).read()
+        await (await self._request(method, path, None, headers)).read()
 
-    async def call(self, sandbox_id: str, call: Call, stdin: Input | None = None) -> Frames:
+    async def call(
+        self,
+        sandbox_id: str,
+        call: Call,
+        stdin: Input | None = None,
+        *,
+        headers: str = "",
+        opening: Opening | None = None,
+    ) -> Frames:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         first = encode_frame(FrameKind.CALL, encode_call(call))
         response = await self.transport.request(
@@ -74,13 +95,15 @@ class Server:
             body=_body(first, stdin),
             content_type=FRAMES,
             accept=FRAMES,
+            headers=headers,
+            opening=opening,
         )
         return await self.frames(response, self._patience_with(call))
 
-    async def begin_call(self, sandbox_id: str, call: Call) -> CallInput:
+    async def begin_call(self, sandbox_id: str, call: Call, *, headers: str = "") -> CallInput:
         """The same for a call whose input comes piece by piece."""
         target = f"{self._prefix}/v1/sandboxes/{sandbox_id}/call"
-        upload = await self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES)
+        upload = await self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
         await upload.send(encode_frame(FrameKind.CALL, encode_call(call)))
         return CallInput(self, upload)
 
@@ -88,8 +111,8 @@ class Server:
         await self._raise_for_status(response)
         return Frames(self, response, patience)
 
-    async def stream(self, path: str, accept: str) -> Response:
-        response = await self.transport.request("GET", self._prefix + path, accept=accept)
+    async def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
+        response = await self.transport.request("GET", self._prefix + path, accept=accept, opening=opening)
         await self._raise_for_status(response)
         return response
 
@@ -102,9 +125,13 @@ class Server:
                 return self.answer_grace
         return None
 
-    async def _request(self, method: str, path: str, body: object) -> Response:
+    async def _request(
+        self, method: str, path: str, body: object, headers: str, opening: Opening | None = None
+    ) -> Response:
         content = b"" if body is None else _encode_json(body)
-        response = await self.transport.request(method, self._prefix + path, body=content)
+        response = await self.transport.request(
+            method, self._prefix + path, body=content, headers=headers, opening=opening
+        )
         await self._raise_for_status(response)
         return response
 
@@ -206,7 +233,10 @@ class Frames:
             return await self._response.next_chunk(None if self._is_queueing else self._patience)
         except SilenceError as cause:
             message = f"the sandbox's agent was silent for {self._patience:g} seconds"
-            remedy = "Something may have stopped it, or left it no cpu; destroy the sandbox."
+            remedy = (
+                "Something may have stopped it, or left it no cpu. Ask again; if that fails too, sleep(stop=True) ends "
+                "what runs in the sandbox and keeps its files, destroy() ends both."
+            )
             raise error(ErrorCode.AGENT_TIMEOUT, message, remedy=remedy) from cause
 
     async def result(self) -> Frame:
@@ -238,13 +268,25 @@ class Frames:
 
 def misbehaved(what: str) -> AtollError:
     message = f"the sandbox's agent broke the protocol: {what}"
-    return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Destroy the sandbox.")
+    return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
+
+
+def check_api_key(key: object, name: str = "ATOLL_API_KEY") -> None:
+    """The key itself is not shown: what is wrong with it may be a line end."""
+    if not isinstance(key, str) or not key or not key.isascii() or not key.isprintable():
+        raise error(
+            ErrorCode.INVALID_API_KEY,
+            f"{name} is {'empty' if key == '' else 'not printable ASCII text'}, so no server can have given it",
+            remedy="Give the key that `atoll key create` printed, as it is.",
+            field=name,
+        )
 
 
 def parse_url(url: str) -> tuple[Address, str]:
     """Where `url` points to, and the path before ours, if a proxy has one."""
     try:
-        parts = urlsplit(url if url.isascii() and url.isprintable() and " " not in url else "")
+        is_plain = isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url
+        parts = urlsplit(url if is_plain else "")
         if parts.scheme == "unix" and parts.path and not parts.netloc:
             return UnixAddress(parts.path), ""
         if (
@@ -260,7 +302,7 @@ def parse_url(url: str) -> tuple[Address, str]:
     raise error(
         ErrorCode.INVALID_REQUEST,
         f"{url!r:.200} is not the URL of a server",
-        remedy="Give http://host:port, https://host or unix:///path/to/server.sock in url= or ATOLL_URL.",
+        remedy="Give http://host:port, https://host or unix:///path/to/server.sock, in url=, --url or ATOLL_URL.",
     )
 
 

@@ -13,8 +13,8 @@ from atoll.client.files import AsyncFiles
 from atoll.client.link import SandboxLink
 from atoll.client.processes import AsyncProcesses
 from atoll.client.terminals import AsyncTerminals
+from atoll.protocol.arguments import check_directory, check_lasting_variables
 from atoll.protocol.commands import SessionRequest
-from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import parse_session_id
 from atoll.protocol.messages import (
@@ -47,15 +47,16 @@ class AsyncSession(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
 
 
 async def create_session(link: SandboxLink, id: str | None, env: Environment | None, cwd: str | None) -> AsyncSession:
-    check_environment(env or {})
-    session_id = parse_session_id(id) if id else f"session-{secrets.token_hex(4)}"
-    asked = SessionRequest(id=session_id, cwd=cwd or DEFAULT_DIRECTORY, env=dict(env or {}))
+    session_id = f"session-{secrets.token_hex(4)}" if id is None else parse_session_id(id)
+    directory = check_directory(cwd) or DEFAULT_DIRECTORY
+    asked = SessionRequest(id=session_id, cwd=directory, env=check_lasting_variables(env))
     await link.ask("POST", SessionInfo, path="/sessions", body=asked)
     return AsyncSession(link, session_id)
 
 
 async def get_session(link: SandboxLink, id: str) -> AsyncSession:
-    if id != DEFAULT_SESSION and all(session.id != id for session in await list_sessions(link)):
+    session_id = parse_session_id(id)
+    if session_id != DEFAULT_SESSION and all(session.id != id for session in await list_sessions(link)):
         raise error(
             ErrorCode.SESSION_NOT_FOUND,
             f"sandbox {link.id!r} has no session {id!r:.100}",

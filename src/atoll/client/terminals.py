@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from atoll.client.commands import Environment, Stdin, input_chunks
 from atoll.client.link import SandboxLink
 from atoll.client.server import Frames, misbehaved
-from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.client.transport import Opening
+from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
+from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.terminals import (
@@ -53,9 +54,10 @@ class AsyncTerminals:
         `shell` is a program, or a list of a program and its arguments; if not given, the sandbox's bash or sh.
         """
         check_size(cols, rows)
-        check_environment(env or {})
-        words, variables = to_words(shell), dict(env or {})
-        call = CreateTerminal(cols=cols, rows=rows, shell=words, cwd=cwd, env=variables, session_id=self._session_id)
+        words, directory, variables = to_words(shell), check_directory(cwd), check_variables(env)
+        call = CreateTerminal(
+            cols=cols, rows=rows, shell=words, cwd=directory, env=variables, session_id=self._session_id
+        )
         return AsyncTerminal(self._link, await _ask(self._link, call))
 
     async def list_terminals(self) -> list[TerminalInfo]:
@@ -136,6 +138,7 @@ class AsyncTerminalView(AsyncIterator[bytes]):
         self.bytes_lost = 0
         self._link = link
         self._stdin = None if stdin is None else input_chunks(stdin)
+        self._opening = Opening()
         self._frames: Frames | None = None
         self._is_over = False
 
@@ -161,8 +164,7 @@ class AsyncTerminalView(AsyncIterator[bytes]):
 
     async def aclose(self) -> None:
         self._is_over = True
-        if self._frames:
-            self._frames.close()
+        self._opening.close()
 
     def __aiter__(self) -> AsyncTerminalView:
         return self
@@ -173,11 +175,20 @@ class AsyncTerminalView(AsyncIterator[bytes]):
         raise StopAsyncIteration
 
     async def __aenter__(self) -> AsyncTerminalView:
-        await self._open()
+        if not self._is_over:
+            try:
+                await self._open()
+            except AtollError:
+                if not self._is_over:  # or it was closed by another task or thread
+                    raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def __repr__(self) -> str:
+        ended = "" if self.exit_code is None else f", exit_code={self.exit_code}"
+        return f"<AsyncTerminalView of {self.terminal.id!r} of sandbox {self._link.id!r}{ended}>"
 
     async def _next_frame(self) -> Frame | None:
         try:
@@ -196,7 +207,8 @@ class AsyncTerminalView(AsyncIterator[bytes]):
 
     async def _open(self) -> Frames:
         if self._frames is None:
-            self._frames = await self._link.call(AttachTerminal(terminal_id=self.terminal.id), self._stdin)
+            call = AttachTerminal(terminal_id=self.terminal.id)
+            self._frames = await self._link.call(call, self._stdin, opening=self._opening)
         return self._frames
 
     def _take(self, frames: Frames, frame: Frame) -> None:
@@ -219,6 +231,8 @@ async def list_terminals(link: SandboxLink) -> list[TerminalInfo]:
 
 
 async def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
+    if not isinstance(id, str) or not id:
+        raise wrong_argument("id", id, "is not the id of a terminal", "Give one that list_terminals() shows.")
     for terminal in await list_terminals(link):
         if terminal.id == id:
             return terminal
@@ -226,6 +240,8 @@ async def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
         ErrorCode.TERMINAL_NOT_FOUND,
         f"sandbox {link.id!r} has no terminal {id!r:.100}",
         remedy="create_terminal() makes one, list_terminals() shows those there are.",
+        sandbox_id=link.id,
+        terminal_id=as_id(id),
     )
 
 
@@ -240,7 +256,7 @@ def _to_bytes(data: str | bytes) -> bytes:
         return data.encode() if isinstance(data, str) else bytes(memoryview(data))
     except (TypeError, UnicodeEncodeError) as cause:
         remedy = "Give text that can be UTF-8, or bytes."
-        raise error(ErrorCode.INVALID_REQUEST, f"{data!r:.100} cannot be typed", remedy=remedy) from cause
+        raise wrong_argument("data", data, "cannot be typed", remedy=remedy) from cause
 
 
 def _exit_code(ended: TerminalInfo) -> int:

@@ -25,6 +25,7 @@ from atoll.protocol.files import (
 )
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import Call
+from atoll.protocol.names import named
 
 GATHERED_BYTES = 1024 * 1024  # each trip to a disk takes a thread, so it should be worth it
 
@@ -147,5 +148,5 @@ def _name(remote: bytes) -> bytes:
     name = os.path.basename(remote.rstrip(b"/"))
     if name in (b"", b".", b".."):
         message = f"{os.fsdecode(remote)!r:.200} has no name to be called by on this side"
-        raise error(ErrorCode.INVALID_PATH, message, remedy="Say what it shall be called.")
+        raise error(ErrorCode.INVALID_PATH, message, remedy="Say what it shall be called.", **named(path=remote))
     return name

@@ -68,28 +68,35 @@ class Transport:
         body: bytes | Iterator[bytes | NotYet] = b"",
         content_type: str = "application/json",
         accept: str = "application/json",
+        headers: str = "",
+        opening: Opening | None = None,
     ) -> Response:
         """Send a request and return its answer once its head is here.
 
         A body that is an iterator goes out in chunks, also while the answer is read; what it raises is raised there.
+        `headers` are lines, each with its end. Whoever closes `opening` makes this fail, as if the server had hung up.
         """
-        head = f"{method} {target}{self._head}accept: {accept}\r\n"
+        head = f"{method} {target}{self._head}accept: {accept}\r\n{headers}"
         if not isinstance(body, bytes):
             head += f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
-            return await self._exchange(await self._connection(), head.encode(), chunked(body))
+            return await self._exchange(await self._connection(), opening, head.encode(), chunked(body))
         kind = f"content-type: {content_type}\r\n" if body else ""
         whole = f"{head}{kind}content-length: {len(body)}\r\n\r\n".encode() + body
         for _ in range(ATTEMPTS - 1):
             stream = await self._connection()
             try:
-                return await self._exchange(stream, whole)
+                return await self._exchange(stream, opening, whole)
             except AtollError:
-                if not stream.was_left_unread:  # a server acts on whole requests
+                if not stream.was_left_unread or (opening and opening.is_closed):  # a server acts on whole requests
                     raise
-        return await self._exchange(await self._connection(), whole)
+        return await self._exchange(await self._connection(), opening, whole)
 
-    async def _exchange(self, stream: Stream, data: bytes, more: Iterator[bytes | NotYet] | None = None) -> Response:
+    async def _exchange(
+        self, stream: Stream, opening: Opening | None, data: bytes, more: Iterator[bytes | NotYet] | None = None
+    ) -> Response:
         response = Response(self, stream)
+        if opening:
+            opening.hold(response)
         try:
             stream.send(data, more)
             await response.read_head()
@@ -98,11 +105,11 @@ class Transport:
             raise
         return response
 
-    async def begin(self, method: str, target: str, *, content_type: str, accept: str) -> Upload:
+    async def begin(self, method: str, target: str, *, content_type: str, accept: str, headers: str = "") -> Upload:
         """A request whose body is sent piece by piece."""
         stream = await self._connection()
         upload = Upload(self, stream)
-        head = f"{method} {target}{self._head}accept: {accept}\r\ncontent-type: {content_type}\r\n"
+        head = f"{method} {target}{self._head}accept: {accept}\r\ncontent-type: {content_type}\r\n{headers}"
         try:
             await upload.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
         except BaseException:
@@ -304,6 +311,24 @@ class Response:
             self._answer.may_be_reused = False
 
 
+class Opening:
+    """A request for whoever may close it from another task or thread: before it is sent, under way, or answered."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._response: Response | None = None
+
+    def hold(self, response: Response) -> None:
+        self._response = response
+        if self.is_closed:  # looked at after the response is there for `close`, which looks at the two the other way
+            response.close()
+
+    def close(self) -> None:
+        self.is_closed = True
+        if self._response:
+            self._response.close()
+
+
 class SilenceError(Exception):
     """Nothing came for as long as somebody was ready to wait. The server itself is there."""
 
@@ -327,8 +352,10 @@ class Answer:
     def feed(self, data: bytes) -> None:
         if not self.has_head:
             self._head_bytes += len(data)
-        assert self._parser
-        self._parser.feed_data(data)
+        parser = self._parser
+        if parser is None:  # closed by another thread
+            raise httptools.HttpParserError("it is not wanted any more")
+        parser.feed_data(data)
         if not self.has_head and self._head_bytes > MAX_HEAD:
             raise HeadTooLargeError(f"its head has more than {MAX_HEAD} bytes")
 

@@ -28,8 +28,8 @@ class EventStream(Feed[SandboxEvent]):
 
     def _receive(self) -> None:
         if self._response is None:
-            stream = self._link.stream(f"/events?since={self._since}", "text/event-stream")
-            self._response = self._source = stream
+            path = f"/events?since={self._since}"
+            self._response = self._link.stream(path, "text/event-stream", self._opening)
         chunk = self._response.next_chunk()
         if not chunk:
             self._is_over = True

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Self, TypeVar
 
-from atoll.client_sync.server import Frames
-from atoll.client_sync.transport import Response
+from atoll.client_sync.transport import Opening
 from atoll.protocol.errors import AtollError
 
 T = TypeVar("T")
@@ -19,7 +18,7 @@ class Feed(Iterator[T]):
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
-        self._source: Frames | Response | None = None
+        self._opening = Opening()  # of the source
         self._is_over = False
 
     def __iter__(self) -> Self:
@@ -41,8 +40,7 @@ class Feed(Iterator[T]):
     def close(self) -> None:
         self._is_over = True
         self._items.clear()
-        if self._source:
-            self._source.close()
+        self._opening.close()
 
     def _advance(self) -> None:
         try:

@@ -37,7 +37,7 @@ class FileWatch(Feed[FileChange]):
 
     def _receive(self) -> None:
         if self._frames is None:
-            self._frames = self._source = self._link.call(self._call)
+            self._frames = self._link.call(self._call, opening=self._opening)
         frame = self._frames.next()
         if frame.kind is FrameKind.DONE:
             self._is_over = True

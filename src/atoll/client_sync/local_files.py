@@ -11,9 +11,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from atoll.archives.descent import find_no_directory, first_missing
 from atoll.archives.packing import Packer
 from atoll.archives.unpacking import ON_HOST, Unpacker
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.names import named
 
 CHUNK = 1024 * 1024
 _CODES = {
@@ -34,15 +36,17 @@ _CODES = {
 
 
 class LocalSource:
-    """A file that is uploaded."""
+    """A file that is uploaded. What is none is refused: a pipe would be waited for, and a device may have no end."""
 
     def __init__(self, path: bytes) -> None:
         with told(path):
+            check_regular(path, os.stat(path))
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by whoever has this)
         try:
             found = os.fstat(self._file.fileno())
+            check_regular(path, found)
             self.mode = stat.S_IMODE(found.st_mode) & 0o777
-            self.size = found.st_size if stat.S_ISREG(found.st_mode) else None
+            self.size = found.st_size
             self.path = path
         except BaseException:
             self._file.close()
@@ -63,7 +67,7 @@ class LocalTarget:
         self.path = path
         self._partial: bytes | None = None
         flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY
-        with told(path):
+        with told(path, is_made=True):
             if is_special(path):
                 descriptor = os.open(path, flags)
             else:
@@ -74,11 +78,11 @@ class LocalTarget:
         self._file = os.fdopen(descriptor, "wb")
 
     def write(self, pieces: list[bytes]) -> None:
-        with told(self.path):
+        with told(self.path, is_made=True):
             self._file.writelines(pieces)
 
     def commit(self) -> None:
-        with told(self.path):
+        with told(self.path, is_made=True):
             self._file.close()
             if self._partial:
                 os.replace(self._partial, self.path)
@@ -116,22 +120,35 @@ class LocalTreeTarget:
         self._path = path
         self._lock = threading.Lock()
         with told(path):
-            os.makedirs(path, exist_ok=True)
+            with suppress(FileExistsError):  # what is in the way, and no directory, is told below
+                os.makedirs(path)
             self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._unpacker = Unpacker(self._directory, ON_HOST)
 
     def write(self, pieces: list[bytes]) -> None:
-        with self._lock, told(self._path):
+        with self._lock, self._told():
             for piece in pieces:
                 self._unpacker.feed(piece)
 
     def commit(self) -> None:
-        self._unpacker.close()
+        with self._told():
+            self._unpacker.close()
 
     def close(self) -> None:
         with self._lock, self._unpacker:
             pass
         os.close(self._directory)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """An entry has a name of its own; an archive that is refused is told with where it should have gone."""
+        try:
+            yield
+        except AtollError as problem:
+            problem.about(**named(path=self._path))
+            raise
+        except OSError as cause:
+            raise local_problem(os.path.join(self._path, self._unpacker.current), cause) from cause
 
 
 def is_local_directory(path: bytes) -> bool:
@@ -147,22 +164,44 @@ def is_special(path: bytes) -> bool:
         return False
 
 
+def check_regular(path: bytes, found: os.stat_result) -> None:
+    if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+        return
+    raise error(
+        ErrorCode.NOT_A_FILE,
+        f"{os.fsdecode(path)!r:.200} on this machine is neither a file nor a directory, but {_noun(found.st_mode)}",
+        remedy="Read it yourself: write_file() takes a file opened for reading, and `atoll cp -` standard input.",
+        **named(path=path),
+    )
+
+
+def _noun(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a FIFO"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
 @contextmanager
-def told(path: bytes) -> Iterator[None]:
-    """What goes wrong on this side is told as such."""
+def told(path: bytes, *, is_made: bool = False) -> Iterator[None]:
+    """What goes wrong on this side is told as such. Of what is made there, only its own name is the user's."""
     try:
         yield
     except AtollError:  # some of which are an OSError
         raise
     except OSError as cause:
-        raise local_problem(cause.filename if isinstance(cause.filename, bytes) else path, cause) from cause
+        if isinstance(cause.filename, bytes) and not is_made:
+            path = cause.filename
+        if is_made and cause.errno == errno.ENOENT:
+            path = first_missing(path)
+        raise local_problem(path, cause) from cause
 
 
 def local_problem(path: bytes, cause: OSError) -> AtollError:
-    shown = os.fsdecode(path)
+    if cause.errno == errno.ENOTDIR:
+        path = find_no_directory(path) or path
     return error(
         _CODES.get(cause.errno or 0, ErrorCode.FILESYSTEM_ERROR),
-        f"{shown!r:.200} of this machine: {cause.strerror or cause}",
+        f"{os.fsdecode(path)!r:.200} on this machine cannot be used: {cause.strerror or cause}",
         remedy="Check the path on this side, which is not the sandbox's.",
-        path=path.decode("utf-8", "backslashreplace"),
+        **named(path=path),
     )

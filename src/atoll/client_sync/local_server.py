@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +28,10 @@ from atoll.protocol.errors import AtollError, ErrorCode, error
 
 STATE_DIRECTORY = "/var/lib/atoll"
 RUNTIME_DIRECTORY = "/run/atoll"
-SOCKET, LOCK, LOG = "server.sock", "server-start.lock", "server.log"
+SOCKET, LOCK, LOG, OLD_LOG = "server.sock", "server-start.lock", "server.log", "server.log.1"
 START_SECONDS = 60.0
 LOOK_PAUSE = 0.02
+MAX_LOG = 2**20  # of all servers that were started; the next begins another, and one that is full is kept
 LOG_TAIL = 2000
 COMMAND = [sys.executable, "-m", "atoll.cli", "serve", "--embedded"]
 # The shell ends at once, so that the server is adopted by init and leaves no zombie with us.
@@ -77,6 +78,7 @@ class LocalServer:
         with _opened(self.runtime / LOCK) as lock:
             if other := self._wait_for_turn(lock):
                 return other
+            self._put_full_log_away()
             with _opened(self.state / LOG) as log:
                 log_start = os.lseek(log, 0, os.SEEK_END)
                 return self._wait_for(self._spawn(log), log_start)
@@ -93,6 +95,12 @@ class LocalServer:
             if time.monotonic() > deadline:
                 raise _failed(f"another process has been starting the server for {START_SECONDS:g} seconds")
             pause(LOOK_PAUSE)
+
+    def _put_full_log_away(self) -> None:
+        log = self.state / LOG
+        with suppress(OSError):  # there is none; or what is wrong with it is told when it is opened
+            if log.stat().st_size >= MAX_LOG:
+                log.replace(self.state / OLD_LOG)
 
     def _spawn(self, log: int) -> int:
         directories = ["--state-dir", str(self.state), "--runtime-dir", str(self.runtime)]

@@ -232,6 +232,8 @@ class Stream:
     def _wait(self, seconds: float | None) -> bool:
         self._is_waiting = True
         try:
+            if self._is_closed:  # by another thread, before it could see that there is somebody to wake
+                return True
             return wait_for_socket(
                 self._socket.fileno(),
                 reading=True,

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Bytes, CallInput, Frames, misbehaved
+from atoll.client_sync.transport import Opening
+from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
 from atoll.protocol.frames import FrameKind
+from atoll.protocol.names import named
 
 UNSENT_BYTES = 256 * 1024  # small writes are gathered up to here
 SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rather than asked for anew
@@ -24,20 +27,39 @@ class FileStream(Iterator[bytes]):
         self._link = link
         self._call = call
         self._left = call.length
+        self._opening = Opening()
         self._frames: Frames | None = None
         self._is_over = False
 
     def begin(self) -> FileInfo:
         """What it is that is read. Fails if it cannot be."""
+        if self._is_over and self.info is None:
+            raise self._closed()
+        try:
+            return self._begin()
+        except AtollError as failure:
+            if self._is_over:  # closed by another task or thread
+                raise self._closed() from failure
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> FileInfo:
         if self._frames is None:
-            self._frames = self._link.call(self._call)
+            self._frames = self._link.call(self._call, opening=self._opening)
         if self.info is None:
-            try:
-                self.info = begin_reading(self._frames)
-            except BaseException:
-                self.close()
-                raise
+            self.info = begin_reading(self._frames)
         return self.info
+
+    def _closed(self) -> AtollError:
+        return error(
+            ErrorCode.INVALID_REQUEST,
+            f"the reading of {os.fsdecode(self._call.path)!r:.200} was ended before it began",
+            remedy="Ask for another stream with read_file_stream().",
+            **named(path=self._call.path),
+        )
 
     def __iter__(self) -> FileStream:
         return self
@@ -45,9 +67,9 @@ class FileStream(Iterator[bytes]):
     def __next__(self) -> bytes:
         if self._is_over:
             raise StopIteration
-        self.begin()
-        assert self._frames
         try:
+            self._begin()
+            assert self._frames
             frame = self._frames.next()
             self._check(frame.kind, len(frame.payload))
         except AtollError:
@@ -82,8 +104,7 @@ class FileStream(Iterator[bytes]):
 
     def close(self) -> None:
         self._is_over = True
-        if self._frames:
-            self._frames.close()
+        self._opening.close()
 
     def __repr__(self) -> str:
         return f"<FileStream of {os.fsdecode(self._call.path)!r}>"
@@ -93,7 +114,7 @@ class FileReader(Iterator[bytes]):
     """A file opened with "rb": what Python's own offers, as far as it makes sense from afar.
 
     It is opened by `with` or its first use. What is read is the file that was there then, also if another takes
-    its place, until `seek` goes back.
+    its place, until `seek` goes back or a read fails: the next begins where that one did.
     """
 
     mode = "rb"
@@ -164,10 +185,14 @@ class FileReader(Iterator[bytes]):
         elif whence == os.SEEK_CUR:
             offset += self._position
         elif whence != os.SEEK_SET:
-            raise error(ErrorCode.INVALID_REQUEST, f"whence={whence!r:.50} is none", remedy="Use os.SEEK_SET, 0.")
+            remedy = "Use os.SEEK_SET, os.SEEK_CUR or os.SEEK_END."
+            raise wrong_argument("whence", whence, "is no place to count from", remedy=remedy).about(
+                **named(path=self._path)
+            )
         if offset < 0:
             message = f"{offset} is before the beginning of {self.name!r:.200}"
-            raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give a place in the file, 0 or more.")
+            remedy = "Give a place in the file, 0 or more."
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, offset=offset, **named(path=self._path))
         ahead = offset - self._position
         if 0 <= ahead <= SKIPPED_BYTES and self._stream:
             self.read(ahead)
@@ -210,17 +235,30 @@ class FileReader(Iterator[bytes]):
         self._check_open()
         if self._stream is None:
             call = ReadFile(path=self._path, session_id=self._session_id, offset=self._position)
-            stream = FileStream(self._link, call)
+            self._stream = FileStream(self._link, call)
+        stream = self._stream
+        try:
             stream.begin()
-            self._stream = stream
-        return self._stream
+        except AtollError:
+            self._stream = None
+            self._check_open()  # or it was closed by another task or thread
+            raise
+        except BaseException:
+            self._stream = None
+            raise
+        return stream
 
     def _fill(self) -> bool:
         """More bytes than there are at hand; False at the end."""
         stream = self._open()
-        for chunk in stream:
-            self._ahead += chunk
-            return True
+        try:
+            for chunk in stream:
+                self._ahead += chunk
+                return True
+        except BaseException:  # the next read opens it again where this one began, and does not take this for the end
+            self._drop_stream()
+            raise
+        self._check_open()  # or another task or thread closed it, and this is not the end of the file
         return False
 
     def _take(self, size: int) -> bytes:
@@ -242,7 +280,7 @@ class FileReader(Iterator[bytes]):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise closed(self.name)
+            raise closed(self._path)
 
 
 class FileWriter:
@@ -277,10 +315,10 @@ class FileWriter:
 
     def write(self, data: Bytes) -> int:
         if self.closed:
-            raise closed(self.name)
+            raise closed(self._call.path)
         if not isinstance(data, bytes | bytearray | memoryview):
             remedy = "Encode text first, or use write_file()."
-            raise error(ErrorCode.INVALID_REQUEST, f"{data!r:.100} is not bytes", remedy=remedy)
+            raise wrong_argument("data", data, "is not bytes", remedy=remedy).about(**named(path=self._call.path))
         view = memoryview(data).cast("B")
         if len(view) >= UNSENT_BYTES:
             self.flush()
@@ -334,6 +372,9 @@ class FileWriter:
     def _begin(self) -> CallInput:
         if self._input is None:
             self._input = self._link.begin_call(self._call)
+            if self.closed:  # by another task or thread
+                self._input.close()
+                raise closed(self._call.path)
         return self._input
 
     def _send(self, data: Bytes) -> None:
@@ -360,6 +401,6 @@ def commit(sink: CallInput) -> FileInfo:
     return written
 
 
-def closed(name: str) -> AtollError:
-    remedy = "Open it again with open_file()."
-    return error(ErrorCode.INVALID_REQUEST, f"{name!r:.200} is closed", remedy=remedy)
+def closed(path: bytes) -> AtollError:
+    message = f"{os.fsdecode(path)!r:.200} is closed"
+    return error(ErrorCode.INVALID_REQUEST, message, remedy="Open it again with open_file().", **named(path=path))

@@ -15,9 +15,9 @@ from atoll.client_sync.commands import Environment
 from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames, misbehaved
+from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
-from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.process_results import LogMatch, LogSearch, ProcessEvent, ProcessLogs
@@ -85,8 +85,8 @@ class Processes:
             command=_checked_command(command),
             process_id=None if process_id is None else parse_process_id(process_id),
             session_id=self._session_id,
-            cwd=cwd,
-            env=_checked_environment(env),
+            cwd=check_directory(cwd),
+            env=check_variables(env),
             timeout=_seconds(timeout),
             restart=parse_restart(restart),
         )
@@ -271,6 +271,8 @@ class Process:
         when the time is up; PROCESS_EXITED_BEFORE_READY if the process and all it started ended before.
         """
         lowest, highest = _checked_status(status)
+        if not isinstance(path, str):
+            raise wrong_argument("path", path, "is not a path of a URL", "Give text that begins with /.")
         call = WaitForPort(
             process_id=self.id,
             port=port,
@@ -303,9 +305,12 @@ class ProcessStream(Feed[ProcessEvent]):
         self._decoders: dict[str, codecs.IncrementalDecoder] = {}
         self.process: ProcessInfo | None = None  # as it is at the end of the stream
 
+    def __repr__(self) -> str:
+        return f"<ProcessStream of {self._call.process_id!r}>"
+
     def _receive(self) -> None:
         if self._frames is None:
-            self._frames = self._source = self._link.call(self._call)
+            self._frames = self._link.call(self._call, opening=self._opening)
         self._take(self._frames, self._frames.next())
 
     def _take(self, frames: Frames, frame: Frame) -> None:
@@ -371,21 +376,20 @@ def _kill(link: SandboxLink, process_id: str, signal: str | int) -> ProcessInfo:
 
 
 def _read_logs(link: SandboxLink, process_id: str) -> ProcessLogs:
-    output: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
-    number = dropped = size = 0
+    output = {"stdout": bytearray(), "stderr": bytearray()}  # in one piece: many small ones would cost many times more
+    number = dropped = 0
     frames = link.call(StreamProcessLog(process_id=process_id, follow=False))
     try:
         while (frame := frames.next()).kind is not FrameKind.DONE:
             part = _log_part(frames, frame)
             number, dropped = part.number, dropped + part.dropped
             for entry in part.entries:
-                output[entry.stream.value].append(entry.data)
-                size += len(entry.data)
-            if size > MAX_LOG:
+                output[entry.stream.value] += entry.data
+            if sum(map(len, output.values())) > MAX_LOG:
                 raise misbehaved("a log came that is larger than any it keeps")
     finally:
         frames.close()
-    stdout, stderr = (b"".join(pieces) for pieces in output.values())
+    stdout, stderr = map(bytes, output.values())
     return ProcessLogs(stdout_bytes=stdout, stderr_bytes=stderr, number=number, dropped=dropped)
 
 
@@ -393,14 +397,18 @@ def _log_part(frames: Frames, frame: Frame) -> LogPart:
     if frame.kind is not FrameKind.EVENT:
         raise misbehaved(f"a {frame.kind.name} frame came")
     part: LogPart = frames.decode(decode_log_part, frame)
+    if not all(entry.data for entry in part.entries):  # they cost nothing to send, and would be kept all the same
+        raise misbehaved("an entry of a log came without a byte in it")
     return part
 
 
 def _stream(link: SandboxLink, process_id: str, follow: bool, since: int | None) -> ProcessStream:
     if since is not None and (isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 2**63):
         remedy = "Give the number of the last event you have seen."
-        raise error(ErrorCode.INVALID_REQUEST, f"since={since!r:.100} is not an event's number", remedy=remedy)
-    call = StreamProcessLog(process_id=parse_process_id(process_id), since=since or 0, follow=bool(follow))
+        raise wrong_argument("since", since, "is not an event's number", remedy)
+    call = StreamProcessLog(
+        process_id=parse_process_id(process_id), since=since or 0, follow=check_flag(follow, "follow")
+    )
     return ProcessStream(link, call)
 
 
@@ -409,24 +417,15 @@ def _checked_command(command: str | Sequence[str]) -> str | list[str]:
         return command
     if isinstance(command, list | tuple) and command and all(isinstance(word, str) for word in command):
         return list(command)
-    raise error(
-        ErrorCode.INVALID_COMMAND,
-        f"{command!r:.200} is not a command",
-        remedy="Give a string for a shell, or a list of at least one word.",
-    )
-
-
-def _checked_environment(env: Environment | None) -> dict[str, str | None]:
-    check_environment(env or {})
-    return dict(env or {})
+    remedy = "Give a string for a shell, or a list of at least one word."
+    raise wrong_argument("command", command, "is not a command", remedy=remedy, code=ErrorCode.INVALID_COMMAND)
 
 
 def _checked_status(status: StatusGiven) -> tuple[int, int]:
     """The lowest and the highest that count."""
-    bounds = (status, status) if isinstance(status, int) else tuple(status)
+    bounds = (status, status) if isinstance(status, int) else tuple(status) if isinstance(status, Sequence) else ()
     if len(bounds) != 2 or not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds):
-        message = f"status={status!r:.100} is no HTTP status"
-        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give one, or the lowest and the highest.")
+        raise wrong_argument("status", status, "is no HTTP status", remedy="Give one, or the lowest and the highest.")
     return bounds[0], bounds[1]
 
 
@@ -434,8 +433,7 @@ def _checked_mode(mode: PortMode | str) -> PortMode:
     try:
         return PortMode(mode)
     except ValueError as cause:
-        message = f"mode={mode!r:.50} is no way to ask a port"
-        raise error(ErrorCode.INVALID_REQUEST, message, remedy='Use "http" or "tcp".') from cause
+        raise wrong_argument("mode", mode, "is no way to ask a port", remedy='Use "http" or "tcp".') from cause
 
 
 def _seconds(timeout: float | str | None) -> float | None:

@@ -19,6 +19,7 @@ from atoll.client_sync.processes import Processes
 from atoll.client_sync.server import find_server
 from atoll.client_sync.sessions import Session
 from atoll.client_sync.terminals import Terminals
+from atoll.protocol.arguments import check_flag, check_lasting_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -33,6 +34,8 @@ from atoll.protocol.sandboxes import (
     SandboxList,
     SandboxOptions,
     SandboxState,
+    SleepRequest,
+    UpkeepChanges,
     check_labels,
 )
 
@@ -67,19 +70,18 @@ def get_sandbox(
 ) -> Sandbox:
     """The sandbox with this id. Returns at once; the first operation makes it, or wakes it.
 
-    The same id always reaches the same sandbox, from any process and any client. Options count when it is made; one
-    that exists keeps what it has. `url` and `api_key` default to ATOLL_URL and ATOLL_API_KEY; without either, the
-    server of this machine is used, and started if it does not run.
+    The same id always reaches the same sandbox, from any process and any client. Options count whenever this object
+    makes it, also after somebody else destroyed it; one that exists keeps what it has. `url` and `api_key` default to
+    ATOLL_URL and ATOLL_API_KEY; without either, the server of this machine is used, and started if it does not run.
     """
     _refuse_what_comes_later(network=network, secrets=secrets, ttl=ttl, snapshot=snapshot)
-    check_environment(env or {})
     options = SandboxOptions(
-        image=image or DEFAULT_IMAGE,
+        image=DEFAULT_IMAGE if image is None else _checked_image(image),
         limits=_sendable(limits),
-        env=dict(env or {}),
-        labels=check_labels(labels or {}),
+        env=_checked_values(env),
+        labels=check_labels({} if labels is None else labels),
         sleep_after=_seconds_unless_default(sleep_after),
-        keep_alive=keep_alive,
+        keep_alive=check_flag(keep_alive, "keep_alive"),
     )
     given = None if options == SandboxOptions() else options
     return Sandbox(SandboxLink(find_server(url, api_key), parse_sandbox_id(id), given))
@@ -108,7 +110,7 @@ def temporary_sandbox(id: str | None = None, **options: Unpack[SandboxArguments]
     with temporary_sandbox() as sandbox:
         print(sandbox.exec("echo hello"))
     """
-    sandbox = get_sandbox(id or f"temporary-{secrets.token_hex(5)}", **options)
+    sandbox = get_sandbox(f"temporary-{secrets.token_hex(5)}" if id is None else id, **options)
     sandbox.is_temporary = True
     return sandbox
 
@@ -121,7 +123,8 @@ def list_sandboxes(
     api_key: str | None = None,
 ) -> list[SandboxInfo]:
     """The sandboxes of a server that have all these labels and are in this state."""
-    conditions = [f"label={quote(f'{name}={value}')}" for name, value in check_labels(labels or {}).items()]
+    wanted = check_labels({} if labels is None else labels)
+    conditions = [f"label={quote(f'{name}={value}')}" for name, value in wanted.items()]
     if state is not None:
         conditions.append(f"state={_checked_state(state).value}")
     query = f"?{'&'.join(conditions)}" if conditions else ""
@@ -154,13 +157,44 @@ class Sandbox(Commands, Files, Processes, Terminals):
         self._link.destroy()
 
     def set_env_vars(self, env: Environment) -> None:
-        """Variables for every command and session from now on. None as a value takes one away."""
+        """Variables for every command and session from now on. None as a value takes one away.
+
+        A name is one that a shell can have: letters, digits and underscores, no digit first.
+        """
         check_environment(env)
-        self._link.ask("PATCH", SandboxInfo, path="/env", body=dict(env))
+        self._link.ask("PATCH", SandboxInfo, path="/env", body=check_lasting_variables(env))
 
     def set_labels(self, labels: Mapping[str, str]) -> None:
         """Its labels from now on, instead of those it had."""
         self._link.ask("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
+
+    def sleep(self, stop: bool = False) -> None:
+        """Let it stand still, memory kept, until the next operation; or with `stop` end all that runs in it.
+
+        Nobody is asked: commands that somebody waits for stand still too, and with `stop` they are AGENT_LOST. One that
+        was stopped keeps its files, and starts again without its processes.
+        """
+        self._link.ask("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
+
+    def wake(self) -> None:
+        """Wake it, start it, or make it. Every operation does that by itself; this one does nothing else."""
+        self._link.ask("POST", SandboxInfo, path="/wake")
+
+    def set_sleep_after(self, sleep_after: float | str) -> None:
+        """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
+        self._change(UpkeepChanges(sleep_after=parse_duration(sleep_after, "sleep_after")))
+
+    def set_keep_alive(self, keep_alive: bool) -> None:
+        """Whether it stays awake however long nobody uses it."""
+        self._change(UpkeepChanges(keep_alive=check_flag(keep_alive, "keep_alive")))
+
+    def set_stop_after(self, stop_after: float | str | None) -> None:
+        """For how long it sleeps before it is stopped, which frees its memory; None for ever."""
+        seconds = None if stop_after is None else parse_duration(stop_after, "stop_after")
+        self._change(UpkeepChanges(stop_after=seconds))
+
+    def _change(self, changes: UpkeepChanges) -> None:
+        self._link.ask("PATCH", SandboxInfo, body=changes)
 
     def events(self, since: int | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
@@ -182,6 +216,7 @@ class Sandbox(Commands, Files, Processes, Terminals):
         return sessions.get_session(self._link, id)
 
     def list_sessions(self) -> list[SessionInfo]:
+        """Its sessions: the default one, and those that were created and not deleted."""
         return sessions.list_sessions(self._link)
 
     def delete_session(self, id: str) -> None:
@@ -233,6 +268,23 @@ def _not_available_yet(name: str, remedy: str) -> AtollError:
     return error(ErrorCode.NOT_AVAILABLE_YET, f"{name} is not available yet", remedy=remedy, option=name.rstrip("=()"))
 
 
+def _checked_image(image: object) -> str:
+    if not isinstance(image, str) or not image:
+        remedy = f'Give a name, such as "{DEFAULT_IMAGE}", or None for that.'
+        raise wrong_argument("image", image, "is not the name of an image", remedy, ErrorCode.INVALID_IMAGE_NAME)
+    return image
+
+
+def _checked_values(env: Mapping[str, str] | None) -> dict[str, str]:
+    variables = check_lasting_variables(env)
+    for name, value in variables.items():
+        if value is None:
+            message = f"{name}=None is no value for a variable of a new sandbox"
+            remedy = "Give text, or leave it out; set_env_vars() takes away those that every sandbox has."
+            raise error(ErrorCode.INVALID_ENVIRONMENT, message, remedy=remedy, name=name)
+    return variables
+
+
 def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
     if limits is None:
         return None
@@ -250,7 +302,7 @@ def _checked_state(state: SandboxState | str) -> SandboxState:
         return SandboxState(state)
     except ValueError as cause:
         remedy = f"Use one of {', '.join(known.value for known in SandboxState)}."
-        raise error(ErrorCode.INVALID_REQUEST, f"{state!r:.100} is not a state", remedy=remedy) from cause
+        raise wrong_argument("state", state, "is not a state of sandboxes", remedy) from cause
 
 
 def _checked_number(since: int | None) -> int:
@@ -258,5 +310,5 @@ def _checked_number(since: int | None) -> int:
         return 0
     if isinstance(since, bool) or not isinstance(since, int) or since < 0:
         remedy = "Give the number of the last event you have seen."
-        raise error(ErrorCode.INVALID_REQUEST, f"since={since!r:.100} is not an event's number", remedy=remedy)
+        raise wrong_argument("since", since, "is not an event's number", remedy)
     return since

@@ -14,8 +14,8 @@ from atoll.client_sync.files import Files
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.processes import Processes
 from atoll.client_sync.terminals import Terminals
+from atoll.protocol.arguments import check_directory, check_lasting_variables
 from atoll.protocol.commands import SessionRequest
-from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import parse_session_id
 from atoll.protocol.messages import (
@@ -48,15 +48,16 @@ class Session(Commands, Files, Processes, Terminals):
 
 
 def create_session(link: SandboxLink, id: str | None, env: Environment | None, cwd: str | None) -> Session:
-    check_environment(env or {})
-    session_id = parse_session_id(id) if id else f"session-{secrets.token_hex(4)}"
-    asked = SessionRequest(id=session_id, cwd=cwd or DEFAULT_DIRECTORY, env=dict(env or {}))
+    session_id = f"session-{secrets.token_hex(4)}" if id is None else parse_session_id(id)
+    directory = check_directory(cwd) or DEFAULT_DIRECTORY
+    asked = SessionRequest(id=session_id, cwd=directory, env=check_lasting_variables(env))
     link.ask("POST", SessionInfo, path="/sessions", body=asked)
     return Session(link, session_id)
 
 
 def get_session(link: SandboxLink, id: str) -> Session:
-    if id != DEFAULT_SESSION and all(session.id != id for session in list_sessions(link)):
+    session_id = parse_session_id(id)
+    if session_id != DEFAULT_SESSION and all(session.id != id for session in list_sessions(link)):
         raise error(
             ErrorCode.SESSION_NOT_FOUND,
             f"sandbox {link.id!r} has no session {id!r:.100}",

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from atoll.client_sync.commands import Environment, Stdin, input_chunks
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames, misbehaved
-from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.client_sync.transport import Opening
+from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
+from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.terminals import (
@@ -54,9 +55,10 @@ class Terminals:
         `shell` is a program, or a list of a program and its arguments; if not given, the sandbox's bash or sh.
         """
         check_size(cols, rows)
-        check_environment(env or {})
-        words, variables = to_words(shell), dict(env or {})
-        call = CreateTerminal(cols=cols, rows=rows, shell=words, cwd=cwd, env=variables, session_id=self._session_id)
+        words, directory, variables = to_words(shell), check_directory(cwd), check_variables(env)
+        call = CreateTerminal(
+            cols=cols, rows=rows, shell=words, cwd=directory, env=variables, session_id=self._session_id
+        )
         return Terminal(self._link, _ask(self._link, call))
 
     def list_terminals(self) -> list[TerminalInfo]:
@@ -137,6 +139,7 @@ class TerminalView(Iterator[bytes]):
         self.bytes_lost = 0
         self._link = link
         self._stdin = None if stdin is None else input_chunks(stdin)
+        self._opening = Opening()
         self._frames: Frames | None = None
         self._is_over = False
 
@@ -162,8 +165,7 @@ class TerminalView(Iterator[bytes]):
 
     def close(self) -> None:
         self._is_over = True
-        if self._frames:
-            self._frames.close()
+        self._opening.close()
 
     def __iter__(self) -> TerminalView:
         return self
@@ -174,11 +176,20 @@ class TerminalView(Iterator[bytes]):
         raise StopIteration
 
     def __enter__(self) -> TerminalView:
-        self._open()
+        if not self._is_over:
+            try:
+                self._open()
+            except AtollError:
+                if not self._is_over:  # or it was closed by another task or thread
+                    raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        ended = "" if self.exit_code is None else f", exit_code={self.exit_code}"
+        return f"<TerminalView of {self.terminal.id!r} of sandbox {self._link.id!r}{ended}>"
 
     def _next_frame(self) -> Frame | None:
         try:
@@ -197,7 +208,8 @@ class TerminalView(Iterator[bytes]):
 
     def _open(self) -> Frames:
         if self._frames is None:
-            self._frames = self._link.call(AttachTerminal(terminal_id=self.terminal.id), self._stdin)
+            call = AttachTerminal(terminal_id=self.terminal.id)
+            self._frames = self._link.call(call, self._stdin, opening=self._opening)
         return self._frames
 
     def _take(self, frames: Frames, frame: Frame) -> None:
@@ -220,6 +232,8 @@ def list_terminals(link: SandboxLink) -> list[TerminalInfo]:
 
 
 def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
+    if not isinstance(id, str) or not id:
+        raise wrong_argument("id", id, "is not the id of a terminal", "Give one that list_terminals() shows.")
     for terminal in list_terminals(link):
         if terminal.id == id:
             return terminal
@@ -227,6 +241,8 @@ def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
         ErrorCode.TERMINAL_NOT_FOUND,
         f"sandbox {link.id!r} has no terminal {id!r:.100}",
         remedy="create_terminal() makes one, list_terminals() shows those there are.",
+        sandbox_id=link.id,
+        terminal_id=as_id(id),
     )
 
 
@@ -241,7 +257,7 @@ def _to_bytes(data: str | bytes) -> bytes:
         return data.encode() if isinstance(data, str) else bytes(memoryview(data))
     except (TypeError, UnicodeEncodeError) as cause:
         remedy = "Give text that can be UTF-8, or bytes."
-        raise error(ErrorCode.INVALID_REQUEST, f"{data!r:.100} cannot be typed", remedy=remedy) from cause
+        raise wrong_argument("data", data, "cannot be typed", remedy=remedy) from cause
 
 
 def _exit_code(ended: TerminalInfo) -> int:

@@ -12,6 +12,8 @@ from atoll.images.skeleton import write_skeleton
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.rootfs import Overlay, Rootfs
 
+_MAKING = ".making-"  # what is under construction
+
 
 class ImageCatalog:
     def __init__(self, store: Path, host: HostImage | None = None) -> None:
@@ -46,8 +48,13 @@ class ImageCatalog:
         return self._host.recall(state) if name == HOST else self.resolve(name)
 
     def forget(self, used: set[str]) -> None:
-        """Remove what no sandbox was made on and nobody can ask for any more. `used` are states of `Rootfs`."""
+        """Remove what no sandbox was made on and nobody can ask for any more. `used` are states of `Rootfs`.
+
+        Not while somebody adds an image.
+        """
         self._host.forget(used)
+        for unfinished in self._store.glob(f"{_MAKING}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def add(self, name: str, directory: Path) -> None:
         """Take a copy of a root file system as an image."""
@@ -55,7 +62,7 @@ class ImageCatalog:
         if name == HOST or target.exists():
             raise error(ErrorCode.IMAGE_EXISTS, f"there is an image {name!r} already", remedy="Choose another name.")
         self._store.mkdir(mode=0o700, parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".making-", dir=self._store))
+        work = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self._store))
         try:
             shutil.copytree(directory, work / "root", symlinks=True)
             work.rename(target)
@@ -65,7 +72,7 @@ class ImageCatalog:
 
     def _base_layer(self) -> Path:
         if not self._skeleton.is_dir():
-            work = Path(tempfile.mkdtemp(prefix=".making-", dir=self._store))
+            work = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self._store))
             write_skeleton(work)
             work.chmod(0o755)
             work.rename(self._skeleton)

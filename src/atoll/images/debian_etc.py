@@ -46,8 +46,8 @@ def write_etc(host: Path, target: Path) -> None:
     """Fill `target` with the public part of the host's /etc, and with our own where the host's is private."""
     for path in sorted({*unchanged_conffiles(host), *generated_files(host), *certificates(host)}):
         _copy(host / "etc" / path, target / path)
-    users = public_users((host / "etc/passwd").read_text())
-    groups = public_groups((host / "etc/group").read_text(), {user.split(":")[0] for user in users})
+    users = public_users(_read(host / "etc/passwd"))
+    groups = public_groups(_read(host / "etc/group"), {user.split(":")[0] for user in users})
     texts = {
         "passwd": _lines(users),
         "group": _lines(groups),
@@ -62,7 +62,7 @@ def write_etc(host: Path, target: Path) -> None:
     }
     texts |= {f"pam.d/{name}": text for name, text in PAM.items()}
     if (profile := host / "usr/share/base-files/profile").exists():  # what the host's was copied from at first
-        texts["profile"] = profile.read_text()
+        texts["profile"] = _read(profile)
     for name, text in texts.items():
         _write(target / name, text, 0o644)
     # Nobody has a password, and none can be guessed.
@@ -140,8 +140,13 @@ def _copy(source: Path, target: Path) -> None:
 def _write(path: Path, text: str, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     path.chmod(mode)
+
+
+def _read(path: Path) -> str:
+    """Whatever its encoding is; `_write` writes the same bytes."""
+    return path.read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def _lines(lines: Iterable[str]) -> str:

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.protocol.messages import Call, encode_message
+
+_UNSENDABLE = (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError)
 
 
 def encode_call(call: Call) -> bytes:
     try:
         message = encode_message(call)
-    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError) as cause:
-        remedy = "Use text that is valid UTF-8."
-        raise error(ErrorCode.INVALID_COMMAND, f"the command cannot be sent: {cause}", remedy=remedy) from cause
+    except _UNSENDABLE as cause:
+        raise _cannot_be_sent(call) from cause
     if len(message) > MAX_PAYLOAD:
         raise error(
             ErrorCode.INVALID_COMMAND,
             f"the command with its environment takes {len(message)} bytes; {MAX_PAYLOAD} are allowed",
             remedy="Pass what is large on standard input or in a file.",
+            size=len(message),
+            limit=MAX_PAYLOAD,
         )
     return message
+
+
+def _cannot_be_sent(call: Call) -> AtollError:
+    for field, value in msgspec.structs.asdict(call).items():
+        try:
+            encode_message(value)
+        except _UNSENDABLE as cause:
+            remedy = "Use text that is valid UTF-8."
+            what = f"cannot be sent: {cause}"
+            return wrong_argument(field, value, what, remedy=remedy, code=ErrorCode.INVALID_COMMAND)
+    raise AssertionError("what can be sent in parts can be sent as a whole")

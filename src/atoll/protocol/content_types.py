@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.results import beginning
 
@@ -136,11 +137,15 @@ def _table() -> MimeTypes:
 
 
 def check_encoding(encoding: object, allowed: tuple[str, ...]) -> str:
-    """An encoding's name, as we spell it."""
-    spelled = "utf-8" if encoding == "utf8" else encoding
-    if not isinstance(spelled, str) or spelled not in allowed:
-        remedy = f"Use one of: {', '.join(allowed)}."
-        raise error(ErrorCode.INVALID_REQUEST, f"encoding={encoding!r:.50} is none", remedy=remedy)
+    """An encoding's name as we spell it, from any spelling that Python knows."""
+    spelled = encoding.lower() if isinstance(encoding, str) else ""
+    if spelled not in allowed:
+        try:
+            spelled = codecs.lookup(spelled).name
+        except (LookupError, ValueError):  # the latter for a NUL in it, and for what is not ASCII
+            spelled = ""
+    if spelled not in allowed:
+        raise wrong_argument("encoding", encoding, "is not supported", f"Use one of: {', '.join(allowed)}.")
     return spelled
 
 
@@ -158,7 +163,8 @@ class Base64Decoder:
             return base64.b64decode(letters[:end], validate=True)
         except (binascii.Error, UnicodeEncodeError) as cause:
             remedy = 'Give what base64 makes of the bytes, or the bytes themselves without encoding="base64".'
-            raise error(ErrorCode.INVALID_REQUEST, f"the content is not base64: {cause}", remedy=remedy) from cause
+            message = f"the content is not base64: {cause}"
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, encoding="base64") from cause
 
 
 def _beginning_of_bytes(data: bytes) -> str:

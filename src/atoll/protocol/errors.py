@@ -1,16 +1,19 @@
 """One root for every error a user can meet, with branches by who must act.
 
 Each error has a stable `code`, a message with the value that failed, a `context` for programs and a
-`remedy` for people. Where Python has a built-in for the situation, the class is that built-in too.
+`remedy` for people. Where Python has a built-in for the situation, the class is that built-in too; one that is an
+OSError has `errno`, `strerror`, and in `filename` what the context calls `path`, or else `command`.
 """
 
 from __future__ import annotations
 
 import errno
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
+
+from atoll.protocol.names import name_in
 
 Context = dict[str, str | int | float | bool | None]
 
@@ -145,9 +148,7 @@ class AtollError(Exception):
         self.message = message
         self.context: Context = context or {}
         self.remedy = remedy
-        number = _ERRNO.get(self.code, self.errno_value)
-        if number is not None:
-            setattr(self, "errno", number)  # noqa: B010 (only some branches are an OSError, and have it)
+        _fill_in(self)
 
     def __str__(self) -> str:
         text = f"{self.message} [{self.code}]"
@@ -156,8 +157,33 @@ class AtollError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         return (from_body, (self.to_body(),))
 
+    def about(self, **context: str | int | float | bool | None) -> Self:
+        """The same error, with what its context does not say yet."""
+        new = {key: value for key, value in context.items() if key.removesuffix("_base64") not in self.context}
+        self.context = {**self.context, **new}
+        _fill_in(self)
+        return self
+
     def to_body(self) -> ErrorBody:
-        return ErrorBody(code=self.code, message=self.message, context=self.context, remedy=self.remedy)
+        context = {key: _sendable(value) if isinstance(value, str) else value for key, value in self.context.items()}
+        message, remedy = _sendable(self.message), _sendable(self.remedy)
+        return ErrorBody(code=self.code, message=message, context=context, remedy=remedy)
+
+
+def _fill_in(problem: AtollError) -> None:
+    """What an OSError has besides."""
+    if not isinstance(problem, OSError):
+        return
+    problem.errno = _ERRNO.get(problem.code, problem.errno_value)
+    problem.strerror = problem.message
+    # A connection that broke, or time that is up, is about no file, whatever was being done with one.
+    if not isinstance(problem, ConnectionError | TimeoutError):
+        problem.filename = name_in(problem.context, "path") or name_in(problem.context, "command")
+
+
+def _sendable(text: str) -> str:
+    """As it is, but for lone surrogates, which no wire takes."""
+    return text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text
 
 
 class CallerError(AtollError):
@@ -360,6 +386,11 @@ def error(code: ErrorCode, message: str, *, remedy: str = "", **context: str | i
     return _CLASSES.get(code, InternalError)(message, code=code, context=context, remedy=remedy)
 
 
+def as_id(value: object) -> str:
+    """What was given as an id, whatever it is, for the context of an error."""
+    return (value if isinstance(value, str) else repr(value))[:200]
+
+
 def cannot_write(path: str, cause: OSError) -> AtollError:
     """What to tell when something of the state directory could not be made or written."""
     if cause.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -386,6 +417,7 @@ def too_many_open_files(cause: OSError) -> AtollError:
         f"no more files can be opened: {cause.strerror}",
         remedy="Nothing is lost. Raise the server's limit: `ulimit -n 65536`, or LimitNOFILE=65536 in the unit of a "
         "service; that of the whole machine is `sysctl fs.file-max`.",
+        reason=cause.strerror,
     )
 
 

@@ -13,9 +13,11 @@ from datetime import datetime
 
 import msgspec
 
+from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.errors import ErrorBody, ErrorCode, error
 from atoll.protocol.files import ChangeType, FileChange, FileInfo, FileType, check_path, to_raw_path
 from atoll.protocol.messages import DEFAULT_SESSION
+from atoll.protocol.names import to_shown as to_shown
 
 _OCTAL = re.compile(r"0?[0-7]{1,4}")
 
@@ -120,14 +122,6 @@ def to_change_body(change: FileChange) -> FileChangeBody:
     )
 
 
-def to_shown(raw: bytes) -> tuple[str, str | None]:
-    """A name as text; and in base64 if that is not all there is to it."""
-    try:
-        return raw.decode(), None
-    except UnicodeDecodeError:
-        return raw.decode(errors="replace"), base64.b64encode(raw).decode()
-
-
 def choose_path(text: str | None, encoded: str | None, name: str = "path") -> bytes:
     """A path that was given one way or the other."""
     if (text is None) == (encoded is None):
@@ -135,18 +129,23 @@ def choose_path(text: str | None, encoded: str | None, name: str = "path") -> by
             ErrorCode.INVALID_REQUEST,
             f"{name} is missing" if text is None else f"{name} and {name}_base64 are both given",
             remedy=f"Give {name}, or {name}_base64 for one that is not UTF-8.",
+            field=name,
         )
     if text is not None:
         return to_raw_path(text)
     try:
-        return check_path(base64.b64decode(encoded or "", validate=True))
+        raw = base64.b64decode(encoded or "", validate=True)
     except (binascii.Error, ValueError) as cause:
         remedy = "Give what base64 makes of the path's bytes."
-        raise error(ErrorCode.INVALID_PATH, f"{name}_base64 is not base64: {cause}", remedy=remedy) from cause
+        message = f"{name}_base64 is not base64: {cause}"
+        raise error(
+            ErrorCode.INVALID_PATH, message, remedy=remedy, field=f"{name}_base64", value=(encoded or "")[:200]
+        ) from cause
+    return check_path(raw)
 
 
 def parse_mode(text: str) -> int:
     if not _OCTAL.fullmatch(text):
         remedy = "Give three or four octal digits, such as 0644."
-        raise error(ErrorCode.INVALID_REQUEST, f"mode={text!r:.50} is not a file's mode", remedy=remedy)
+        raise wrong_argument("mode", text, "is not a file's mode", remedy=remedy)
     return int(text, 8)

@@ -12,7 +12,9 @@ from enum import Enum
 
 import msgspec
 
+from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.names import named
 
 MAX_PATH = 4096  # the kernel's own limit, with the NUL at the end
 MAX_MODE = 0o7777
@@ -25,6 +27,11 @@ class FileType(Enum):
     FIFO = "fifo"
     SOCKET = "socket"
     DEVICE = "device"
+
+    @property
+    def noun(self) -> str:
+        """What people call it."""
+        return {"fifo": "FIFO", "symlink": "symbolic link"}.get(self.value, self.value)
 
 
 # gc=False: there may be a hundred thousand of them, none holds another, and the collector would look at each.
@@ -247,27 +254,30 @@ def to_raw_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> by
         raw = os.fsencode(path)
     except (TypeError, UnicodeEncodeError) as cause:
         remedy = "Give text, bytes or a path object."
-        raise error(ErrorCode.INVALID_PATH, f"{path!r:.200} is not a path", remedy=remedy) from cause
+        shown = f"{path!r:.200}"
+        raise error(ErrorCode.INVALID_PATH, f"{shown} is not a path", remedy=remedy, path=shown) from cause
     return check_path(raw)
 
 
 def check_path(path: bytes) -> bytes:
     if not path or b"\0" in path:
         remedy = "Give a path that is not empty and has no NUL in it."
-        raise error(ErrorCode.INVALID_PATH, f"{os.fsdecode(path)!r:.200} is not a path", remedy=remedy)
+        message = f"{os.fsdecode(path)!r:.200} is not a path"
+        raise error(ErrorCode.INVALID_PATH, message, remedy=remedy, **named(path=path))
     if len(path) >= MAX_PATH:
         raise error(
             ErrorCode.NAME_TOO_LONG,
             f"{os.fsdecode(path)!r:.100} and so on has {len(path)} bytes; a path has {MAX_PATH - 1} at most",
             remedy="Use a shorter path, or one relative to the session's directory.",
+            length=len(path),
+            **named(path=path),
         )
     return path
 
 
 def check_mode(mode: object) -> int:
     if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= MAX_MODE:
-        remedy = "Give a number such as 0o644."
-        raise error(ErrorCode.INVALID_REQUEST, f"mode={mode!r:.50} is not a file's mode", remedy=remedy)
+        raise wrong_argument("mode", mode, "is not a file's mode", remedy="Give a number such as 0o644.")
     return mode
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, NewType
 
 import msgspec
 
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import ErrorCode, as_id, error
 
 SandboxId = NewType("SandboxId", str)
 SessionId = NewType("SessionId", str)
@@ -25,6 +25,7 @@ def parse_sandbox_id(text: str) -> SandboxId:
             ErrorCode.INVALID_SANDBOX_ID,
             f"{text!r:.200} is not a sandbox id",
             remedy=f"Use 1 to {MAX_ID_LENGTH} lower-case letters, digits and hyphens, with no hyphen at either end.",
+            sandbox_id=as_id(text),
         )
     return SandboxId(text)
 
@@ -36,5 +37,6 @@ def parse_session_id(text: str) -> SessionId:
             ErrorCode.INVALID_SESSION_ID,
             f"{text!r:.200} is not a session id",
             remedy=f"Use 1 to {MAX_ID_LENGTH} letters, digits, dots, underscores and hyphens, a letter or digit first.",
+            session_id=as_id(text),
         )
     return SessionId(text)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.errors import AtollError, ErrorCode
 
 _UNITS = {
     "": 1,
@@ -106,7 +107,7 @@ def _pids(value: object) -> int:
 
 
 def _invalid(name: str, value: object, remedy: str) -> AtollError:
-    return error(ErrorCode.INVALID_LIMITS, f"{name}={value!r:.200} is not a limit", remedy=remedy, field=name)
+    return wrong_argument(name, value, "is not a limit", remedy=remedy, code=ErrorCode.INVALID_LIMITS)
 
 
 _FIELDS = {field.name for field in fields(Limits)}

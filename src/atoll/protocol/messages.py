@@ -5,13 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from atoll.protocol import files, processes, terminals
-from atoll.protocol.errors import ErrorBody
+from atoll.protocol.durations import Moment
+from atoll.protocol.errors import Context, ErrorBody
 from atoll.protocol.ids import SaidId
+from atoll.protocol.names import named
 
 PROTOCOL_VERSION = 1
 TIMED_OUT_EXIT_CODE = 124  # as coreutils' timeout does
 DEFAULT_SESSION = "default"
 DEFAULT_DIRECTORY = "/workspace"
+_SHOWN = 200  # characters of what a caller may have made long, in the context of an error
 
 
 class Exec(msgspec.Struct, frozen=True, kw_only=True, tag="exec", forbid_unknown_fields=True, omit_defaults=True):
@@ -95,7 +98,7 @@ class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: SaidId
     cwd: str
-    created_at: float  # seconds since 1970
+    created_at: Moment
     commands_waiting: int  # with the one that runs
 
 
@@ -109,6 +112,26 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Result = ExecDone | SessionInfo | Sessions | Pong | files.Result | processes.Result | terminals.Result
+
+
+def subject(call: Call) -> Context:
+    """What a call is about, for the errors it meets."""
+    match call:
+        case files.MoveFile(source=source, target=target) | files.CopyFile(source=source, target=target):
+            return {**named(source=source, target=target)}
+        case files.FileCall():
+            return {**named(path=call.path)}
+        case Exec(argv=[command, *_]):
+            return {"command": command[:_SHOWN], "session_id": call.session_id}
+        case ExecShell() | CreateSession() | DeleteSession():
+            return {"session_id": call.session_id[:_SHOWN]}
+        case processes.ProcessCall():
+            process_id = getattr(call, "process_id", None)
+            return {} if process_id is None else {"process_id": process_id[:_SHOWN]}
+        case terminals.TerminalCall():
+            return {"terminal_id": call.terminal_id[:_SHOWN]}
+    return {}
+
 
 _encoder = msgspec.msgpack.Encoder()
 _call_decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.processes import ProcessStatus
 from atoll.protocol.results import beginning
 
@@ -81,11 +81,10 @@ class LogSearch:
 
     def __init__(self, wanted: str | re.Pattern[str]) -> None:
         if not isinstance(wanted, str | re.Pattern) or not (wanted if isinstance(wanted, str) else True):
-            message = f"{wanted!r:.100} cannot be looked for in a log"
-            raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give a text, or a pattern made by re.compile().")
+            remedy = "Give a text, or a pattern made by re.compile()."
+            raise wrong_argument("wanted", wanted, "cannot be looked for in a log", remedy=remedy)
         if isinstance(wanted, re.Pattern) and not isinstance(wanted.pattern, str):
-            message = f"{wanted!r:.100} is a pattern for bytes"
-            raise error(ErrorCode.INVALID_REQUEST, message, remedy="Make it from text.")
+            raise wrong_argument("wanted", wanted, "is a pattern for bytes", remedy="Make it from text.")
         self._wanted = wanted
         self._held = {"stdout": "", "stderr": ""}
 

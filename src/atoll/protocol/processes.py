@@ -1,8 +1,8 @@
 """Background processes: what a host asks of an agent, and what both say about them.
 
 A process's output is its log. Everything in it has a number: how many bytes were logged up to its end, by both streams
-together. So who has seen number N goes on with `since=N`, loses nothing, gets nothing twice, and is told how many bytes
-are gone if the log did not keep them.
+together; the end of the process counts as one of them. So who has seen number N goes on with `since=N`, loses nothing,
+gets nothing twice, and is told how many bytes are gone if the log did not keep them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
 
 import msgspec
 
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.durations import Moment, in_words
+from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.ids import SaidId
 
 MAX_PROCESS_ID = 63
@@ -51,9 +51,6 @@ class RestartPolicy(StrEnum):
 class PortMode(StrEnum):
     HTTP = "http"
     TCP = "tcp"
-
-
-Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -195,7 +192,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class LogPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """First `dropped` bytes that are not kept any more, then `entries`. `number` is where the log goes on after them.
 
-    `ended` comes once, when the process is over; what it left running may write more.
+    `ended` comes once, where the process ended, in a part of its own; what it left running may write more.
     """
 
     number: int
@@ -213,6 +210,7 @@ def parse_process_id(text: object) -> str:
             ErrorCode.INVALID_PROCESS_ID,
             f"{text!r:.200} is not a process id",
             remedy=f"Use 1 to {MAX_PROCESS_ID} letters, digits, dots, underscores, hyphens; a letter or digit first.",
+            process_id=as_id(text),
         )
     return text
 
@@ -226,7 +224,8 @@ def parse_signal(value: object) -> int:
         number = number or _SIGNALS.get(name) or _SIGNALS.get(f"SIG{name}")
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < signal.NSIG:
         remedy = 'Give a name such as "SIGTERM" or "SIGHUP", or its number.'
-        raise error(ErrorCode.INVALID_SIGNAL, f"{value!r:.100} is not a signal", remedy=remedy)
+        message = f"{value!r:.100} is not a signal"
+        raise error(ErrorCode.INVALID_SIGNAL, message, remedy=remedy, signal=as_id(value))
     return int(number)
 
 
@@ -237,20 +236,27 @@ def parse_restart(value: object) -> RestartPolicy | None:
         return RestartPolicy(value)  # type: ignore[arg-type]
     except ValueError as cause:
         remedy = 'Give "on-failure", "always", or None for never.'
-        message = f"restart={value!r:.100} is not a rule for restarting"
-        raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy) from cause
+        raise wrong_argument("restart", value, "is not a rule for restarting", remedy=remedy) from cause
 
 
 def check_wait(call: WaitForPort) -> WaitForPort:
     """Raise for a port, path or status that there is not."""
     if isinstance(call.port, bool) or not isinstance(call.port, int) or not 1 <= call.port <= 65535:
-        raise error(ErrorCode.INVALID_PORT, f"{call.port!r:.50} is not a port", remedy="Give a number from 1 to 65535.")
+        message = f"{call.port!r:.50} is not a port"
+        raise error(
+            ErrorCode.INVALID_PORT,
+            message,
+            remedy="Give a number from 1 to 65535.",
+            port=call.port if isinstance(call.port, int) else as_id(call.port),
+        )
     if not call.path.startswith("/") or len(call.path) > MAX_WAIT_PATH or not re.fullmatch(r"[!-~]+", call.path):
         remedy = "It begins with / and has no spaces or letters outside ASCII; encode those as %20 and so on."
-        raise error(ErrorCode.INVALID_REQUEST, f"path={call.path!r:.200} is not a path of a URL", remedy=remedy)
+        raise wrong_argument("path", call.path, "is not a path of a URL", remedy=remedy)
     if not 100 <= call.min_status <= call.max_status <= 599:
-        message = f"status {call.min_status} to {call.max_status} is no range of HTTP statuses"
-        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Give one from 100 to 599, or the lowest and highest.")
+        remedy = "Give one from 100 to 599, or the lowest and highest."
+        raise wrong_argument(
+            "status", (call.min_status, call.max_status), "is no range of HTTP statuses", remedy=remedy
+        )
     return call
 
 
@@ -281,7 +287,7 @@ def last_lines(data: bytes) -> str:
 
 def not_ready(process: ProcessInfo, condition: str, seconds: float | None, log: str) -> AtollError:
     """Without a limit in `seconds` only an agent that misbehaves ends a wait."""
-    when = "before its agent ended the wait" if seconds is None else f"within {seconds:g} seconds"
+    when = "before its agent ended the wait" if seconds is None else f"within {in_words(seconds)}"
     return error(
         ErrorCode.PROCESS_READY_TIMEOUT,
         f"process {process.id!r} did not {condition} {when}{_as_ending(log)}",

@@ -9,11 +9,14 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import ErrorCode, as_id, error
 from atoll.protocol.limits import Limits
 
 DEFAULT_IMAGE = "host"
+# The header of a request that is to make no sandbox: SANDBOX_NOT_FOUND if there is none, and nothing was done.
+MUST_EXIST = ("atoll-sandbox", "existing")
 MAX_LABELS, MAX_LABEL = 64, 256
 
 
@@ -35,6 +38,20 @@ class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     labels: dict[str, str] = {}
     sleep_after: float | str | None = None
     keep_alive: bool = False
+
+
+class SleepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """With `stop` everything that runs in it is ended; else it stands still, and memory is kept."""
+
+    stop: bool = False
+
+
+class UpkeepChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """When it is put to sleep and stopped. What is not given stays as it is; `stop_after` null is never."""
+
+    sleep_after: float | str | UnsetType = UNSET
+    keep_alive: bool | UnsetType = UNSET
+    stop_after: float | str | UnsetType | None = UNSET
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +80,7 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     env: list[str]  # names only: values may be secrets
     sleep_after: float | None
     keep_alive: bool
+    stop_after: float | None = None  # seconds of sleep after which it is stopped; None for never
     use: Use | None = None
 
 
@@ -75,7 +93,9 @@ class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime
-    what: str  # created started frozen thawed stopped oom_killed labels_changed env_changed destroyed
+    # created started frozen thawed stopped oom_killed labels_changed env_changed upkeep_changed session_created
+    # session_deleted destroyed
+    what: str
     cause: str
     by: str
     count: int = 1  # how many of its kind this one stands for, in a row; the time is that of the last
@@ -95,17 +115,23 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """The same, or an error that says what labels look like."""
     if not isinstance(labels, Mapping):
         remedy = "Give a dictionary of names and values."
-        raise error(ErrorCode.INVALID_REQUEST, f"{labels!r:.100} are not labels", remedy=remedy)
+        raise error(ErrorCode.INVALID_REQUEST, f"{labels!r:.100} are not labels", remedy=remedy, field="labels")
     for name, value in labels.items():
         if not _is_label_text(name) or not _is_label_text(value) or not name or "=" in name:
             raise error(
                 ErrorCode.INVALID_REQUEST,
                 f"{name!r:.100}={value!r:.100} is not a label",
                 remedy=f"A name of 1 to {MAX_LABEL} characters without =, and a value of at most {MAX_LABEL}.",
+                field="labels",
+                label=as_id(name),
             )
     if len(labels) > MAX_LABELS:
         raise error(
-            ErrorCode.INVALID_REQUEST, f"{len(labels)} labels are too many", remedy=f"Give {MAX_LABELS} at most."
+            ErrorCode.INVALID_REQUEST,
+            f"{len(labels)} labels are too many",
+            remedy=f"Give {MAX_LABELS} at most.",
+            field="labels",
+            limit=MAX_LABELS,
         )
     return dict(labels)
 

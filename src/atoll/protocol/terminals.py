@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.durations import Moment
+from atoll.protocol.errors import Context, ErrorCode
 from atoll.protocol.ids import SaidId
 
 REPLAY_BYTES = 256 * 1024
@@ -25,7 +27,7 @@ class TerminalInfo(msgspec.Struct, frozen=True, kw_only=True):
     cols: int
     rows: int
     command: list[str]
-    created_at: float  # seconds since 1970
+    created_at: Moment
     viewers: int
     exit_code: int | None = None
 
@@ -156,13 +158,13 @@ class TerminalError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
     code: str
     message: str
     remedy: str
+    context: Context = {}
 
 
 def check_size(cols: object, rows: object) -> None:
     for name, value in (("cols", cols), ("rows", rows)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
-            message = f"{name}={value!r:.50} is no size of a terminal"
-            raise error(ErrorCode.INVALID_REQUEST, message, remedy=f"Give 1 to {MAX_SIZE}.")
+            raise wrong_argument(name, value, "is no size of a terminal", remedy=f"Give 1 to {MAX_SIZE}.")
 
 
 def to_words(shell: object) -> list[str] | None:
@@ -172,7 +174,7 @@ def to_words(shell: object) -> list[str] | None:
     words = [shell] if isinstance(shell, str) else list(shell) if isinstance(shell, list | tuple) else []
     if not words or not words[0] or not all(isinstance(word, str) for word in words):
         remedy = 'Give a program such as "zsh", or a list such as ["python3", "-q"].'
-        raise error(ErrorCode.INVALID_COMMAND, f"shell={shell!r:.200} is no program", remedy=remedy)
+        raise wrong_argument("shell", shell, "is no program", remedy=remedy, code=ErrorCode.INVALID_COMMAND)
     return words
 
 

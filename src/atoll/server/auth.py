@@ -16,12 +16,15 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.sandboxes import MUST_EXIST
 from atoll.server.problems import problem_response
-from atoll.store.keys import Keys
+from atoll.store.keys import ID_LENGTH, PREFIX, Keys, id_of
+from atoll.supervisor.actor import Caller
 
 LOCAL = "local"  # who asks, over the Unix socket
 OPEN_PATHS = ("/docs", "/openapi.json")
 KEY_PROTOCOL = "atoll.key."
+MUST_EXIST_HEADER = tuple(word.encode() for word in MUST_EXIST)
 
 
 class Gate:
@@ -37,13 +40,13 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            scope["caller"] = self._identify(scope)
+            scope["caller"] = Caller(self._identify(scope), MUST_EXIST_HEADER in scope["headers"])
         except AtollError as problem:
             answer = problem_response(problem)
             answer.headers["connection"] = "close"  # a stranger's is not kept
             await answer(scope, receive, send)
             return
-        await self._app(scope, receive, send if scope["caller"] else closing(send))
+        await self._app(scope, receive, send if scope["caller"].name else closing(send))
 
     def _identify(self, scope: Scope) -> str:
         if is_unix(scope):
@@ -54,12 +57,19 @@ class Gate:
         if scope["path"] in OPEN_PATHS:
             return ""
         key = _key_of(scope, headers)
-        found = self._keys.find(key) if key else None
+        if not key:
+            raise error(
+                ErrorCode.INVALID_API_KEY,
+                "this request has no API key, and this server takes none without",
+                remedy="Make one with `atoll key create`, and set ATOLL_API_KEY, or send Authorization: Bearer KEY.",
+            )
+        found = self._keys.find(key)
         if found is None:
             raise error(
                 ErrorCode.INVALID_API_KEY,
-                "this server takes requests with an API key only",
-                remedy="Make one with `atoll key create`, and set ATOLL_API_KEY, or send Authorization: Bearer KEY.",
+                f"this server does not know the API key of this request{which(key)}",
+                remedy="It may have been taken away, or be another server's: compare with `atoll key ls` where the "
+                "server runs, and set ATOLL_API_KEY; `atoll key create` makes another.",
             )
         return f"key {found.id} ({found.name})"
 
@@ -90,6 +100,11 @@ def _key_of(scope: Scope, headers: dict[bytes, str]) -> str:
         return key.strip()
     named = (name for name in scope.get("subprotocols", ()) if name.startswith(KEY_PROTOCOL))
     return next(named, "").removeprefix(KEY_PROTOCOL)
+
+
+def which(key: str) -> str:
+    """By its id, which is no secret; nothing of what is no key of ours."""
+    return f": it is {id_of(key)!r:.20}" if key.startswith(PREFIX) and len(key) > len(PREFIX) + ID_LENGTH else ""
 
 
 def check_origin(headers: dict[bytes, str]) -> None:

@@ -14,15 +14,17 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from atoll.protocol.arguments import check_directory, check_lasting_variables
 from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, SessionRequest
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.frames import FrameKind
+from atoll.protocol.ids import parse_session_id
 from atoll.protocol.messages import CreateSession, Exec, ExecDone, ExecShell, Sessions, decode_exec_done
 from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
-from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, decode, patience_with
 
 # Of each of the two streams, in one JSON document: it is made in one go, while everybody else waits.
@@ -50,6 +52,7 @@ def to_call(asked: ExecRequest, most: int) -> Exec | ExecShell:
     if asked.max_output is not None and not 0 <= asked.max_output <= most:
         remedy = f"Give 0 to {most} bytes; larger output is for a stream of events, the SDK, or a file."
         raise bad_request(f"max_output={asked.max_output} is not possible", remedy)
+    check_directory(asked.cwd)
     timeout = None if asked.timeout is None else parse_duration(asked.timeout)
     if isinstance(asked.command, str):
         return ExecShell(
@@ -109,7 +112,7 @@ def to_text(data: bytes) -> tuple[str, str | None]:
 
 
 async def stream(
-    actor: SandboxActor, caller: str, call: Exec | ExecShell, stdin: bytes | None
+    actor: SandboxActor, caller: Caller, call: Exec | ExecShell, stdin: bytes | None
 ) -> AsyncGenerator[ExecEventBody, None]:
     """Ends early if the reader leaves, and so does the command."""
     outputs = {kind: Characters() for kind in _STREAMS}
@@ -176,7 +179,9 @@ async def list_sessions(request: Request) -> Response:
 
 async def post_session(request: Request) -> Response:
     asked = await read_json(request, SessionRequest)
-    call = CreateSession(session_id=asked.id or f"session-{uuid4().hex[:12]}", cwd=asked.cwd, env=dict(asked.env))
+    check_directory(asked.cwd)
+    session_id = f"session-{uuid4().hex[:12]}" if asked.id is None else parse_session_id(asked.id)
+    call = CreateSession(session_id=session_id, cwd=asked.cwd, env=check_lasting_variables(asked.env))
     return json_response(await actor_of(request).create_session(call, caller_of(request)), 201)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from starlette.types import Scope
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -27,6 +28,11 @@ MAX_CONNECTIONS = 2_048
 MAX_PIPELINED = 16
 DEPARTURE = "atoll.departure"  # the extension of a scope by which an endpoint gets at its client's `Departure`
 
+NOT_HTTP = error(
+    ErrorCode.INVALID_REQUEST,
+    "this is not an HTTP request that can be understood",
+    remedy="Speak HTTP/1.1, without TLS; /docs says what there is to ask for.",
+)
 HEAD_TOO_LARGE = error(
     ErrorCode.HEAD_TOO_LARGE,
     f"the head of the request has more than {MAX_HEAD} bytes",
@@ -44,6 +50,7 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_made(transport)
         self.departure = Departure()
         self.flow = self._watched_flow = WatchedFlow(transport, self.loop)
+        self._head_bytes = 0
         self._bytes_of_nothing = 0  # came since the last that made a head, a piece of a body or a whole request
         self._is_in_head = self._is_in_body = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -71,10 +78,22 @@ class ClientConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head = True
+        self._head_bytes = 0
         self.scope["extensions"] = {DEPARTURE: self.departure}  # type: ignore[dict-item]
+
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + len(b": \r\n")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._cancel_deadline()
+        if self._head_bytes > MAX_HEAD:  # it may have come as a whole, in one piece or two
+            self._refuse(HEAD_TOO_LARGE)
+            raise ValueError(HEAD_TOO_LARGE.message)  # so that the parser stops
         self._bytes_of_nothing, self._is_in_head, self._is_in_body = 0, False, True
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("so many requests before the first is answered")  # which the parser takes for a bad one
@@ -91,6 +110,10 @@ class ClientConnection(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._watched_flow.close()  # the WebSocket has its own, and we hear no more of this connection
         super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        """For what the parser refuses."""
+        self._refuse(NOT_HTTP)
 
     def _set_deadline(self) -> None:
         if self._deadline is None:
@@ -109,6 +132,34 @@ class ClientConnection(HttpToolsProtocol):
         head = [STATUS_LINE[answer.status_code], *(b"%b: %b\r\n" % pair for pair in answer.raw_headers), b"\r\n"]
         self.transport.write(b"".join(head) + bytes(answer.body))
         self.transport.close()
+
+
+class ClientWebSocket(WebSocketsSansIOProtocol):
+    """What its client sent before it left is still passed on, if somebody takes it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.departure = Departure()
+        self._watch = HangUpWatch(self.transport, self.loop, self.departure.happen)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch.close()
+        super().connection_lost(exc)
+        self.departure.happen()
+
+    def send_receive_event_to_app(self) -> None:
+        super().send_receive_event_to_app()
+        if self.read_paused:
+            self._watch.begin()
+
+    async def run_asgi(self) -> None:
+        self.scope["extensions"][DEPARTURE] = self.departure  # type: ignore[assignment]
+        await super().run_asgi()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # a refusal is an answer too, which Uvicorn would log as our mistake
 
 
 class Departure:
@@ -193,26 +244,3 @@ class WatchedFlow(FlowControl):
 
     def close(self) -> None:
         self._watch.close()
-
-
-class SocketConnection(WebSocketsSansIOProtocol):
-    """A WebSocket. What its client sent before it left is still passed on, if somebody takes it."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.departure = Departure()
-        self._watch = HangUpWatch(self.transport, self.loop, self.departure.happen)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._watch.close()
-        super().connection_lost(exc)
-        self.departure.happen()
-
-    def send_receive_event_to_app(self) -> None:
-        super().send_receive_event_to_app()
-        if self.read_paused:
-            self._watch.begin()
-
-    async def run_asgi(self) -> None:
-        self.scope["extensions"][DEPARTURE] = self.departure  # type: ignore[assignment]
-        await super().run_asgi()

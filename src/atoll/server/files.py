@@ -62,7 +62,7 @@ from atoll.server.bodies import read_json, while_client_waits
 from atoll.server.problems import bad_request, json_response, problem_response
 from atoll.server.ranges import parse_range
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
-from atoll.supervisor.agent_link import AgentConnection, AgentLink, decode
+from atoll.supervisor.agent_link import AgentConnection, AgentLink, decode, misbehaved
 
 TAR = "application/x-tar"
 INPUT_CHUNK = 256 * 1024
@@ -390,7 +390,7 @@ async def changes(frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
 
 def expect(frame: Frame, kind: FrameKind) -> Frame:
     if frame.kind is not kind:
-        raise AgentMisbehavedError(f"the agent sent {frame.kind.name}, not {kind.name}", remedy="Stop the sandbox.")
+        raise misbehaved(f"the agent sent {frame.kind.name}, not {kind.name}")
     return frame
 
 

@@ -11,6 +11,7 @@ import msgspec
 from atoll import __version__
 from atoll.protocol.errors import ErrorBody
 from atoll.protocol.ids import MAX_ID_LENGTH
+from atoll.protocol.sandboxes import MUST_EXIST
 from atoll.server.routes import ROUTES, ApiRoute
 from atoll.server.sandboxes import EVENT_STREAM
 
@@ -42,7 +43,8 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "Atoll",
             "version": __version__,
-            "description": "Isolated Linux computers, addressed by an id.",
+            "description": "Isolated Linux computers, addressed by an id. A sandbox is made when its id is first used; "
+            f"with the header `{MUST_EXIST[0]}: {MUST_EXIST[1]}` only by PUT, and what needs one is SANDBOX_NOT_FOUND.",
         },
         "paths": paths,
         "components": {

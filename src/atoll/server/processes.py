@@ -12,8 +12,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from atoll.protocol.arguments import check_directory
 from atoll.protocol.durations import parse_duration
-from atoll.protocol.errors import AgentMisbehavedError, AtollError
+from atoll.protocol.errors import AtollError, Context
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.processes import (
@@ -44,8 +45,8 @@ from atoll.server.bodies import read_json, read_number, wants, while_client_wait
 from atoll.server.commands import to_text
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
-from atoll.supervisor.actor import SandboxActor
-from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink, deadline, decode
+from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink, deadline, decode, misbehaved
 
 MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
 
@@ -108,6 +109,7 @@ class LogEventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     code: str | None = None
     message: str | None = None
     remedy: str | None = None
+    context: Context | None = None
 
 
 async def list_processes(request: Request) -> Response:
@@ -120,7 +122,7 @@ async def post_process(request: Request) -> Response:
         command=asked.command,
         process_id=asked.id,
         session_id=asked.session_id,
-        cwd=asked.cwd,
+        cwd=check_directory(asked.cwd),
         env=asked.env,
         timeout=_seconds(asked.timeout),
         restart=asked.restart,
@@ -199,13 +201,13 @@ async def wait(request: Request, call: WaitForPort | WaitForExit) -> ProcessInfo
 
 
 async def read_parts(
-    actor: SandboxActor, caller: str, call: StreamProcessLog
+    actor: SandboxActor, caller: Caller, call: StreamProcessLog
 ) -> AsyncGenerator[LogPart | ProcessInfo, None]:
     """The parts of a log. The last one says how the process is, for a log may have no parts."""
     async with actor.answering(caller, call) as (agent, _):
         while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
             if frame.kind is not FrameKind.EVENT:
-                raise AgentMisbehavedError(f"the agent sent {frame.kind.name} for a log", remedy="Stop the sandbox.")
+                raise misbehaved(f"the agent sent {frame.kind.name} for a log")
             yield decode(decode_log_part, frame)
         yield decode(decode_process, frame)
 
@@ -220,11 +222,11 @@ async def collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> Process
             number, dropped = part.number, dropped + part.dropped
             for entry in part.entries:
                 if not entry.data:  # it costs nothing to send, and would be read for ever
-                    raise AgentMisbehavedError("the agent sent an empty entry of a log", remedy="Stop the sandbox.")
+                    raise misbehaved("the agent sent an empty entry of a log")
                 output[entry.stream.value] += entry.data
                 size += len(entry.data)
             if size > MAX_LOG:
-                raise AgentMisbehavedError("the agent sent more than it keeps of a log", remedy="Stop the sandbox.")
+                raise misbehaved("the agent sent more than it keeps of a log")
     stdout, stderr = (to_text(bytes(data)) for data in output.values())
     return ProcessLogsBody(
         stdout=stdout[0],
@@ -247,7 +249,7 @@ async def _as_stream(
             async for part in parts:
                 yield b"".join(map(_encode, events.of(part)))
         except AtollError as problem:
-            yield _encode(LogEventBody(type="error", code=problem.code, message=problem.message, remedy=problem.remedy))
+            yield _encode(LogEventBody(type="error", **msgspec.structs.asdict(problem.to_body())))
 
 
 class LogEvents:
@@ -284,7 +286,7 @@ def _encode(event: LogEventBody) -> bytes:
 
 def _done(frame: Frame) -> Frame:
     if frame.kind is not FrameKind.DONE:
-        raise AgentMisbehavedError(f"the agent answered with {frame.kind.name}", remedy="Stop the sandbox.")
+        raise misbehaved(f"the agent answered with {frame.kind.name}")
     return frame
 
 

@@ -22,7 +22,16 @@ from atoll.protocol.file_bodies import (
 from atoll.protocol.frames import FRAMES
 from atoll.protocol.messages import SessionInfo, Sessions
 from atoll.protocol.processes import ProcessCount, ProcessInfo, ProcessList
-from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxInfo, SandboxList, SandboxOptions, ServerInfo
+from atoll.protocol.sandboxes import (
+    EventList,
+    SandboxEvent,
+    SandboxInfo,
+    SandboxList,
+    SandboxOptions,
+    ServerInfo,
+    SleepRequest,
+    UpkeepChanges,
+)
 from atoll.protocol.terminals import TerminalInfo, TerminalList, TerminalRequest, TerminalSize
 from atoll.server import commands, files, processes, sandboxes, server_info, terminals
 from atoll.server.relay import Relay
@@ -236,6 +245,32 @@ ROUTES = (
         summary="Destroy a sandbox with all its files; twice is fine",
         tag="sandboxes",
         answers={204: None},
+    ),
+    ApiRoute(
+        method="PATCH",
+        path="/v1/sandboxes/{id}",
+        endpoint=sandboxes.patch_sandbox,
+        summary="Change when it is put to sleep and stopped",
+        tag="sandboxes",
+        body=UpkeepChanges,
+        answers={200: SandboxInfo},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/sleep",
+        endpoint=sandboxes.post_sleep,
+        summary="Freeze it, or stop it; the next operation wakes it",
+        tag="sandboxes",
+        body=SleepRequest,
+        answers={200: SandboxInfo},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/sandboxes/{id}/wake",
+        endpoint=sandboxes.post_wake,
+        summary="Wake it, start it, or make it, as any operation does",
+        tag="sandboxes",
+        answers={200: SandboxInfo},
     ),
     ApiRoute(
         method="PUT",

@@ -18,7 +18,7 @@ import uvloop
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.server.app import make_app
-from atoll.server.connections import ClientConnection, SocketConnection
+from atoll.server.connections import ClientConnection, ClientWebSocket
 from atoll.server.settings import Settings
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
@@ -104,14 +104,14 @@ def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Serve
     config = uvicorn.Config(
         make_app(roster, keys, hosts),
         http=ClientConnection,
-        ws=SocketConnection,
+        ws=ClientWebSocket,
         ws_max_size=MAX_PAYLOAD,
         ws_ping_interval=PING_SECONDS,
         ws_ping_timeout=PONG_SECONDS,
         ws_per_message_deflate=False,  # terminals are chatty, and a compressor each costs more than it saves
         lifespan="off",
         access_log=False,
-        log_level="warning",  # or it notes every WebSocket with its query
+        log_level="error",  # or it notes every WebSocket with its query, and each time that a stranger speaks no HTTP
         log_config=None,
         server_header=False,
         proxy_headers=False,  # nobody asks where a client is, and whoever is on this machine could say anything

@@ -9,10 +9,18 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 
-from atoll.protocol.sandboxes import EventList, SandboxEvent, SandboxList, SandboxOptions, SandboxState
+from atoll.protocol.sandboxes import (
+    EventList,
+    SandboxEvent,
+    SandboxList,
+    SandboxOptions,
+    SandboxState,
+    SleepRequest,
+    UpkeepChanges,
+)
 from atoll.server.bodies import read_json, read_number, wants
 from atoll.server.problems import bad_request, json_response
-from atoll.supervisor.actor import SandboxActor
+from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.roster import Roster
 
 EVENT_STREAM = "text/event-stream"
@@ -27,8 +35,8 @@ def actor_of(request: HTTPConnection) -> SandboxActor:
     return roster_of(request).actor(request.path_params["id"])
 
 
-def caller_of(request: HTTPConnection) -> str:
-    caller: str = request.scope["caller"]
+def caller_of(request: HTTPConnection) -> Caller:
+    caller: Caller = request.scope["caller"]
     return caller
 
 
@@ -85,6 +93,26 @@ async def patch_env(request: Request) -> Response:
     changes = await read_json(request, dict[str, str | None])
     actor = actor_of(request)
     await actor.set_env(changes, caller_of(request))
+    return json_response(await actor.info())
+
+
+async def post_sleep(request: Request) -> Response:
+    asked = await read_json(request, SleepRequest)
+    actor = actor_of(request)
+    await actor.sleep(caller_of(request), stop=asked.stop)
+    return json_response(await actor.info())
+
+
+async def post_wake(request: Request) -> Response:
+    actor = actor_of(request)
+    await actor.wake(caller_of(request))
+    return json_response(await actor.info())
+
+
+async def patch_sandbox(request: Request) -> Response:
+    changes = await read_json(request, UpkeepChanges)
+    actor = actor_of(request)
+    await actor.set_upkeep(changes, caller_of(request))
     return json_response(await actor.info())
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from atoll.protocol.arguments import check_directory
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.terminals import (
@@ -46,6 +48,7 @@ from atoll.protocol.terminals import (
 from atoll.server.bodies import read_json
 from atoll.server.connections import departure_of
 from atoll.server.problems import bad_request, json_response, status_of
+from atoll.server.relay import Rouse
 from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.agent_link import AgentConnection, AgentLink, decode
 
@@ -69,7 +72,7 @@ async def post_terminal(request: Request) -> Response:
         cols=asked.cols,
         rows=asked.rows,
         shell=to_words(asked.shell),
-        cwd=asked.cwd,
+        cwd=check_directory(asked.cwd),
         env=asked.env,
         session_id=asked.session_id,
     )
@@ -82,7 +85,8 @@ async def get_terminal(request: Request) -> Response:
     found = [terminal for terminal in listed if terminal.id == terminal_id]
     if not found:
         remedy = "Create one; list the terminals to see which there are."
-        raise error(ErrorCode.TERMINAL_NOT_FOUND, f"there is no terminal {terminal_id!r:.100}", remedy=remedy)
+        message = f"there is no terminal {terminal_id!r:.100}"
+        raise error(ErrorCode.TERMINAL_NOT_FOUND, message, remedy=remedy, terminal_id=terminal_id)
     return json_response(found[0])
 
 
@@ -110,8 +114,9 @@ async def view(socket: WebSocket) -> None:
     await socket.accept(subprotocol=PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None)
     call = AttachTerminal(terminal_id=socket.path_params["terminal_id"])
     try:
-        async with actor_of(socket).answering(caller_of(socket), call) as (agent, link):
-            controls = Controls(socket, agent, link)
+        actor, caller = actor_of(socket), caller_of(socket)
+        async with actor.answering(caller, call) as (agent, link):
+            controls = Controls(socket, agent, link, partial(actor.rouse, caller))
             await first_of(View(socket, agent).run(), controls.run(), controls.give_up_if_left())
     except AtollError as problem:
         await tell_problem(socket, problem)
@@ -138,9 +143,10 @@ class View:
 
 
 class Controls:
-    """What the client sends, on its way to the program."""
+    """What the client sends, on its way to the program: a sandbox that was put to sleep meanwhile wakes for it."""
 
-    def __init__(self, socket: WebSocket, agent: AgentConnection, link: AgentLink) -> None:
+    def __init__(self, socket: WebSocket, agent: AgentConnection, link: AgentLink, rouse: Rouse) -> None:
+        self._rouse = rouse
         self._socket = socket
         self._agent = agent
         self._link = link
@@ -150,6 +156,7 @@ class Controls:
     async def run(self) -> None:
         while (message := await self._socket.receive())["type"] == "websocket.receive":
             self._messages += 1
+            await self._rouse()
             if message.get("bytes"):
                 await self._agent.send_frame(Frame(FrameKind.INPUT, message["bytes"]))
             elif message.get("text") is not None:
@@ -211,7 +218,7 @@ async def close(socket: WebSocket, code: int, reason: str) -> None:
 
 
 async def tell_problem(socket: WebSocket, problem: AtollError) -> None:
-    last = TerminalError(code=problem.code, message=problem.message, remedy=problem.remedy)
+    last = TerminalError(**msgspec.structs.asdict(problem.to_body()))
     with suppress(WebSocketDisconnect, TimeoutError):
         await send_json(socket, last)
         await close(socket, CLOSED_BY_STATUS + status_of(problem), problem.code)

@@ -33,6 +33,7 @@ OPTIONS = "nosuid,nodev,noatime,discard=async"
 SIZE_ATTRIBUTE = "user.atoll.size"  # on a disk's top directory, which sandboxes do not see
 SHARE_OF_FREE_SPACE = 0.8
 OVERCOMMIT = 10.0
+WORTH_TRIMMING = 64 * 2**20
 RESERVE = 32 * 2**20  # with less than that free on the host, the pool's file soon cannot grow, and btrfs gives up
 SECTOR = 512
 ATTACH_ATTEMPTS = 20
@@ -132,9 +133,17 @@ class PoolStorage:
 
     def close(self) -> None:
         """Unmount. While sandboxes run, the file system lives on with them, and the next to open it finds it so."""
+        self._give_back()
         os.close(self._root)
         with machine_lock() as lock:
             self._unmount(lock)
+
+    def _give_back(self) -> None:
+        """To the host, what removed disks took of its disk. The kernel does so in its own time, until it unmounts."""
+        with suppress(OSError):  # the file may be on what cannot have holes, or be gone
+            taken = self._file.stat().st_blocks * SECTOR
+            if taken - shutil.disk_usage(self._root).used > WORTH_TRIMMING:
+                btrfs.trim(self._root)
 
     def _unmount(self, lock: int) -> None:
         subprocess.run(["umount", self._mount], check=False, stderr=subprocess.DEVNULL, pass_fds=[lock])

@@ -30,7 +30,7 @@ class Keys:
     def create(self, name: str) -> tuple[KeyInfo, str]:
         """The key itself is never seen again."""
         key = PREFIX + secrets.token_hex(32)  # no hyphen, which would make an id look like an option
-        info = KeyInfo(id=_id(key), name=name, created_at=datetime.now(UTC))
+        info = KeyInfo(id=id_of(key), name=name, created_at=datetime.now(UTC))
         values = (info.id, info.name, _digest(key), info.created_at.isoformat())
         self._database.execute("INSERT INTO keys VALUES (?, ?, ?, ?)", values)
         return info, key
@@ -53,7 +53,7 @@ class Keys:
         return found
 
 
-def _id(key: str) -> str:
+def id_of(key: str) -> str:
     return key[len(PREFIX) : len(PREFIX) + ID_LENGTH]
 
 

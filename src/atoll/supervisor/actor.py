@@ -15,25 +15,29 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from atoll.engine.base import EventKind, LiveSandbox
+from atoll.protocol.arguments import check_lasting_variables
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import AgentLostError, AtollError, ErrorCode, error
+from atoll.protocol.errors import AgentLostError, AgentTimeoutError, AtollError, ErrorCode, error
+from atoll.protocol.processes import KillAllProcesses, decode_process_count
 from atoll.protocol.sandboxes import (
     STATE_CHANGES,
     SandboxEvent,
     SandboxInfo,
     SandboxOptions,
     SandboxState,
+    UpkeepChanges,
     Use,
     check_labels,
 )
 from atoll.store.timeline import DESTROYED
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_link import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED, AgentConnection, AgentLink
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:
@@ -51,6 +55,16 @@ WATCH_PAUSE_SECONDS = 1.0
 logger = logging.getLogger("atoll.supervisor")
 
 T = TypeVar("T")
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks. One that `makes_none` is not to find itself with a new sandbox that has none of its options."""
+
+    name: str
+    makes_none: bool = False
+
+
+ATOLL, KERNEL = Caller("atoll"), Caller("kernel")
 
 
 class SandboxActor:
@@ -88,7 +102,7 @@ class SandboxActor:
             self._changes -= 1
 
     @asynccontextmanager
-    async def use(self, by: str) -> AsyncIterator[AgentLink]:
+    async def use(self, by: Caller) -> AsyncIterator[AgentLink]:
         """Its agent; the sandbox is made, started or thawed if need be, and stays awake while this lasts."""
         self._in_use += 1
         try:
@@ -100,7 +114,7 @@ class SandboxActor:
             self._in_use -= 1
             self._last_used = time.monotonic()
 
-    async def do(self, by: str, work: Callable[[AgentLink], Awaitable[T]]) -> T:
+    async def do(self, by: Caller, work: Callable[[AgentLink], Awaitable[T]]) -> T:
         """What `work` returns; it is done again if the sandbox had ended by itself before its agent took anything."""
         for is_last in (False,) * (MAX_ATTEMPTS - 1) + (True,):
             async with self.use(by) as link:
@@ -112,7 +126,7 @@ class SandboxActor:
         raise AssertionError("the last attempt returns or raises")
 
     @asynccontextmanager
-    async def answering(self, by: str, call: Call) -> AsyncIterator[tuple[AgentConnection, AgentLink]]:
+    async def answering(self, by: Caller, call: Call) -> AsyncIterator[tuple[AgentConnection, AgentLink]]:
         """An operation whose first frame has come; made again, as by `do`, if the agent took nothing of the call."""
 
         async def begin(link: AgentLink) -> tuple[AgentConnection, AgentLink]:
@@ -131,10 +145,10 @@ class SandboxActor:
             await asyncio.wait({self._watcher}, timeout=END_SECONDS)
         return link.has_ended
 
-    async def _wake(self, by: str) -> AgentLink:
+    async def _wake(self, by: Caller) -> AgentLink:
         async with self._change():
             if self._live is None:
-                await self._bring_up(SandboxOptions(), by)
+                await self._bring_up(None, by)
             assert self._live
             await self._thaw("it was used", by)
             return self._opened_link(self._live)
@@ -144,14 +158,14 @@ class SandboxActor:
             self._link = AgentLink(live.agent_socket)
         return self._link
 
-    async def _thaw(self, cause: str, by: str) -> None:
+    async def _thaw(self, cause: str, by: Caller) -> None:
         if self._live and self._is_frozen:
             await self._machine.engine.thaw(self._live)
             self._is_frozen = False
             self._last_used = time.monotonic()
             self._note("thawed", cause=cause, by=by)
 
-    async def ensure(self, options: SandboxOptions, by: str) -> bool:
+    async def ensure(self, options: SandboxOptions, by: Caller) -> bool:
         """Make it if its id is new: then True. Start it if it is stopped."""
         async with self._change():
             is_new = not self._machine.exists(self.name)
@@ -159,16 +173,19 @@ class SandboxActor:
                 await self._bring_up(options, by)
             return is_new
 
-    async def _bring_up(self, options: SandboxOptions, by: str) -> None:
+    async def _bring_up(self, options: SandboxOptions | None, by: Caller) -> None:
         if self._machine.exists(self.name):
             self._take(await self._machine.start(self.name))
             self._note("started", cause="it was used", by=by)
+        elif options is None and by.makes_none:
+            raise self._not_found()
         else:
+            options = options or SandboxOptions()
             live = await self._machine.create(
                 self.name,
                 image=options.image,
                 limits=options.limits,
-                env=options.env,
+                env=check_lasting_variables(options.env),
                 upkeep=to_upkeep(options),
             )
             self._take(live)
@@ -178,13 +195,13 @@ class SandboxActor:
         """Take over what an earlier server left running; what ended since is stopped."""
         last = self._timeline.last(self.name)
         if last is None or last.what == DESTROYED:
-            self._note_creation("the server that made it was killed before it could say so", "atoll")
+            self._note_creation("the server that made it was killed before it could say so", ATOLL)
         self._last_change = self._timeline.latest(self.name, STATE_CHANGES)
         try:
             live = await self._machine.adopt(self.name)
         except AtollError:
             if self._last_change and self._last_change.what != "stopped":
-                self._note("stopped", cause="it ended while no server ran", by="kernel")
+                self._note("stopped", cause="it ended while no server ran", by=KERNEL)
             return
         self._take(live)
         with suppress(FileNotFoundError):  # it ends just now
@@ -202,7 +219,7 @@ class SandboxActor:
             continue
         async with self._change():
             if self._live is live:
-                self._note_if_possible("stopped", cause="its first process was killed", by="kernel")
+                self._note_if_possible("stopped", cause="its first process was killed", by=KERNEL)
                 if self._link:
                     self._link.has_ended = True
                 await self._let_go()
@@ -212,21 +229,21 @@ class SandboxActor:
         try:
             async for event in self._machine.engine.events(live):
                 if event.kind is EventKind.OOM_KILLED:
-                    self._note_if_possible("oom_killed", cause="it used all the memory it may", by="kernel")
+                    self._note_if_possible("oom_killed", cause="it used all the memory it may", by=KERNEL)
         except OSError as cause:
             logger.warning("sandbox %s cannot be watched, so this is tried again: %s", self.name, cause)
             await asyncio.sleep(WATCH_PAUSE_SECONDS)
             return False
         return True
 
-    def _note_if_possible(self, what: str, *, cause: str, by: str) -> None:
+    def _note_if_possible(self, what: str, *, cause: str, by: Caller) -> None:
         """Of what happened by itself: there is nobody to tell that it could not be noted, and it is no less true."""
         try:
             self._note(what, cause=cause, by=by)
         except AtollError as problem:
             logger.error("%r of sandbox %s is missing from its timeline: %s", what, self.name, problem)
 
-    async def destroy(self, by: str) -> None:
+    async def destroy(self, by: Caller) -> None:
         async with self._change():
             if not self._machine.is_on_record(self.name):
                 if self._timeline.last(self.name):
@@ -235,11 +252,13 @@ class SandboxActor:
             if self._live is None:
                 await self._machine.remove(self.name)
             else:
+                if self._link:
+                    self._link.ending = WHEN_DESTROYED
                 await self._machine.destroy(self._live)
                 await self._let_go()
             self._note_end(by)
 
-    def _note_end(self, by: str) -> None:
+    def _note_end(self, by: Caller) -> None:
         """Unless it is noted. If it cannot be, whoever follows still learns of it, and the next attempt notes it."""
         try:
             last = self._timeline.last(self.name)
@@ -270,10 +289,44 @@ class SandboxActor:
                 self._watcher.cancel()
                 await asyncio.gather(self._watcher, return_exceptions=True)
             if self._link:
+                self._link.ending = WHEN_CLOSED
                 self._link.close()
                 self._link = None
             if live:
                 live.release()
+
+    async def sleep(self, by: Caller, *, stop: bool = False) -> None:
+        """Freeze it, or stop it. Commands that somebody waits for stand still with it, or end: who asks knows best."""
+        async with self._change():
+            self._record()
+            if stop:
+                await self._stop("it was asked for", by)
+            else:
+                await self._freeze("it was asked for", by)
+
+    async def wake(self, by: Caller) -> None:
+        """As any operation does by itself."""
+        async with self.use(by):
+            pass
+
+    async def rouse(self, by: Caller) -> None:
+        """Wake it for the sake of an operation that is under way, such as a terminal that somebody types into."""
+        if self._is_frozen:
+            await self._wake(by)
+
+    async def check_agent(self) -> None:
+        """One that does not answer has all that waits for it given up. Whatever it does, its first process answers."""
+        link, change = self._link, self._last_change
+        if link is None or self._is_frozen or not link.is_waited_for:
+            return
+        try:
+            await link.ping()
+        except AgentTimeoutError:
+            if self._last_change is change:  # it has not been asleep meanwhile
+                logger.warning("the agent of sandbox %s does not answer", self.name)
+                link.give_up()
+        except AgentLostError:  # it ends just now, which others see to
+            pass
 
     async def sleep_if_idle(self) -> None:
         """Freeze what nobody has used for as long as it was asked to stay awake."""
@@ -283,13 +336,51 @@ class SandboxActor:
         if record is None or record.upkeep.keep_alive or not self._is_idle_for(record.upkeep.sleep_after):
             return
         async with self._change():
-            if self._live and not self._is_frozen and self._is_idle_for(record.upkeep.sleep_after):
-                await self._machine.engine.freeze(self._live)
-                self._is_frozen = True
-                self._note("frozen", cause=f"nobody used it for {record.upkeep.sleep_after:g} seconds", by="atoll")
+            if self._is_idle_for(record.upkeep.sleep_after):
+                await self._freeze(f"nobody used it for {record.upkeep.sleep_after:g} seconds", ATOLL)
 
     def _is_idle_for(self, seconds: float) -> bool:
         return self.is_awake and not self._in_use and time.monotonic() - self._last_used >= seconds
+
+    async def _freeze(self, cause: str, by: Caller) -> None:
+        if self._live and not self._is_frozen:
+            await self._machine.engine.freeze(self._live)
+            self._is_frozen = True
+            self._note("frozen", cause=cause, by=by)
+
+    @property
+    def is_to_be_stopped(self) -> bool:
+        """Whether it sleeps, and not for ever."""
+        record = self._machine.find(self.name) if self._is_frozen else None
+        return record is not None and record.upkeep.stop_after is not None
+
+    async def stop_if_long_asleep(self) -> None:
+        if self.is_to_be_stopped:
+            async with self._change():
+                after = self._record().upkeep.stop_after
+                if self._is_frozen and after is not None and self._asleep_for() >= after:
+                    await self._stop(f"it slept for {after:g} seconds", ATOLL)
+
+    def _asleep_for(self) -> float:
+        """By the timeline, which knows it also of what an earlier server put to sleep."""
+        change = self._last_change
+        return (datetime.now(UTC) - change.time).total_seconds() if change and change.what == "frozen" else 0.0
+
+    async def _stop(self, cause: str, by: Caller) -> None:
+        live = self._live
+        if live is None:
+            return
+        await self._thaw("it is about to be stopped", by)
+        with suppress(AtollError):  # one that does not answer is ended all the same
+            # They are told first, and given a moment.
+            await self._opened_link(live).ask(KillAllProcesses(), decode_process_count)
+        if self._link:
+            self._link.ending = WHEN_STOPPED
+        await self._machine.engine.stop(live)
+        if self._link:
+            self._link.has_ended = True  # so that a call which it did not take any more starts it again
+        self._note("stopped", cause=cause, by=by)
+        await self._let_go()
 
     async def info(self) -> SandboxInfo:
         record, change = self._record(), self._last_change
@@ -307,6 +398,7 @@ class SandboxActor:
             env=sorted(name for name, value in record.env.items() if value is not None),
             sleep_after=record.upkeep.sleep_after,
             keep_alive=record.upkeep.keep_alive,
+            stop_after=record.upkeep.stop_after,
             use=await self._use(),
         )
 
@@ -329,7 +421,7 @@ class SandboxActor:
             )
         return None
 
-    async def set_labels(self, labels: dict[str, str], by: str) -> None:
+    async def set_labels(self, labels: dict[str, str], by: Caller) -> None:
         check_labels(labels)
         async with self._change():
             record = await self._record_of_existing(by)
@@ -337,8 +429,16 @@ class SandboxActor:
             self._machine.update(record, upkeep=upkeep)
             self._note("labels_changed", cause="it was asked for", by=by)
 
-    async def set_env(self, changes: dict[str, str | None], by: str) -> None:
-        check_environment(changes)
+    async def set_upkeep(self, changes: UpkeepChanges, by: Caller) -> None:
+        checked = checked_upkeep(changes)
+        async with self._change():
+            record = await self._record_of_existing(by)
+            self._machine.update(record, upkeep=msgspec.structs.replace(record.upkeep, **checked))
+            asked = " and ".join(f"{name}={_in_words(value)}" for name, value in checked.items())
+            self._note("upkeep_changed", cause=f"{asked or 'nothing'} was asked for", by=by)
+
+    async def set_env(self, changes: dict[str, str | None], by: Caller) -> None:
+        check_lasting_variables(changes)
         async with self._change():
             record = await self._record_of_existing(by)
             merged = {**record.env, **changes}
@@ -351,10 +451,10 @@ class SandboxActor:
             self._machine.update(record, env=kept)
             self._note("env_changed", cause="it was asked for", by=by)
 
-    async def _record_of_existing(self, by: str) -> SandboxRecord:
+    async def _record_of_existing(self, by: Caller) -> SandboxRecord:
         """It is made, if its id is new."""
         if not self._machine.exists(self.name):
-            await self._bring_up(SandboxOptions(), by)
+            await self._bring_up(None, by)
         return self._record()
 
     async def _tell_environment(self, link: AgentLink, changes: dict[str, str | None]) -> None:
@@ -364,16 +464,16 @@ class SandboxActor:
             if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:  # if it ends just now, the next start has them
                 raise
 
-    async def create_session(self, call: CreateSession, by: str) -> SessionInfo:
+    async def create_session(self, call: CreateSession, by: Caller) -> SessionInfo:
         created = await self.do(by, lambda link: link.create_session(call))
         self._note_session("session_created", call.session_id, by)
         return created
 
-    async def delete_session(self, session_id: str, by: str) -> None:
+    async def delete_session(self, session_id: str, by: Caller) -> None:
         await self.do(by, lambda link: link.delete_session(session_id))
         self._note_session("session_deleted", session_id, by)
 
-    def _note_session(self, what: str, session_id: str, by: str) -> None:
+    def _note_session(self, what: str, session_id: str, by: Caller) -> None:
         if self._machine.exists(self.name):  # its end is the last that is noted
             self._note(what, cause=f"{session_id!r} was asked for", by=by)
 
@@ -406,11 +506,11 @@ class SandboxActor:
         finally:
             self._followers.discard(queue)
 
-    def _note_creation(self, cause: str, by: str) -> None:
-        self._tell(self._timeline.begin_anew(self.name, "created", cause=cause, by=by))
+    def _note_creation(self, cause: str, by: Caller) -> None:
+        self._tell(self._timeline.begin_anew(self.name, "created", cause=cause, by=by.name))
 
-    def _note(self, what: str, *, cause: str, by: str) -> None:
-        self._tell(self._timeline.add(self.name, what, cause=cause, by=by))
+    def _note(self, what: str, *, cause: str, by: Caller) -> None:
+        self._tell(self._timeline.add(self.name, what, cause=cause, by=by.name))
 
     def _tell(self, event: SandboxEvent) -> None:
         if event.what in STATE_CHANGES:
@@ -428,13 +528,29 @@ class SandboxActor:
     def _record(self) -> SandboxRecord:
         record = self._machine.find(self.name)
         if record is None:
-            raise error(
-                ErrorCode.SANDBOX_NOT_FOUND,
-                f"there is no sandbox {self.name!r}",
-                remedy="Check the id; any operation on it, such as exec, makes it.",
-                sandbox=self.name,
-            )
+            raise self._not_found()
         return record
+
+    def _not_found(self) -> AtollError:
+        return error(
+            ErrorCode.SANDBOX_NOT_FOUND,
+            f"there is no sandbox {self.name!r}",
+            remedy="Check the id; any operation on it, such as exec, makes it.",
+            sandbox=self.name,
+        )
+
+
+def checked_upkeep(changes: UpkeepChanges) -> dict[str, Any]:
+    """Fields of `Upkeep` with what they become."""
+    given = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not msgspec.UNSET}
+    for name in ("sleep_after", "stop_after"):
+        if given.get(name) is not None:
+            given[name] = parse_duration(given[name], name)
+    return given
+
+
+def _in_words(value: object) -> str:
+    return f"{value:g}s" if isinstance(value, float) else str(value)
 
 
 def to_upkeep(options: SandboxOptions) -> Upkeep:

@@ -6,7 +6,9 @@ Rules:
 3. Nothing the agent sends is kept beyond what the caller allowed, and nothing is awaited for ever: an agent has the
    command's own timeout and a grace period to answer, or, where output is passed on, for each silence. Its time does
    not run while others of its session come first.
-4. SANDBOX_NOT_RUNNING means that the call was not taken, so it can be made again; AGENT_LOST, that nobody knows.
+4. An agent that stands still takes no call's time alone: whoever has operations under way looks now and then whether it
+   answers (`is_waited_for`, `ping`), and gives up on all of them if it does not.
+5. SANDBOX_NOT_RUNNING means that the call was not taken, so it can be made again; AGENT_LOST, that nobody knows.
 """
 
 from __future__ import annotations
@@ -123,6 +125,33 @@ class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
     done: ExecDone
 
 
+class Ending(msgspec.Struct, frozen=True):
+    """What becomes of operations that are under way when a sandbox ends."""
+
+    message: str
+    remedy: str
+
+
+WHEN_ENDED = Ending(
+    "the sandbox ended while this was under way: its first process was killed, or hung up",
+    "It may have been done in part. Look, then ask again: that starts the sandbox, with its files, without what ran. "
+    "Its events() say what is known.",
+)
+WHEN_STOPPED = Ending(
+    "the sandbox was stopped while this was under way",
+    "It may have been done in part. Look, then ask again: that starts the sandbox, with its files, without what ran. "
+    "Its events() say who stopped it.",
+)
+WHEN_DESTROYED = Ending(
+    "the sandbox was destroyed while this was under way",
+    "Its files are gone with it. The next operation on its id makes a new one; events() says who destroyed it.",
+)
+WHEN_CLOSED = Ending(
+    "the server ended while this was under way, and with it the connection to the sandbox's agent",
+    "It may have been done in part. Look, then ask again: the sandbox lives on.",
+)
+
+
 class AgentLink:
     """All connections to one agent."""
 
@@ -134,6 +163,8 @@ class AgentLink:
         # A socket's path may have 107 bytes; through a descriptor of its directory it always fits.
         self._path = f"/proc/self/fd/{self._directory}/{socket_path.name}"
         self._idle: list[AgentConnection] = []
+        self._busy: set[AgentConnection] = set()
+        self.ending = WHEN_ENDED  # what operations are told that it takes along
         self.has_ended = False  # the sandbox, by itself; set by whoever watches it
 
     async def __aenter__(self) -> AgentLink:
@@ -169,7 +200,7 @@ class AgentLink:
         async with self.operation(call) as connection, deadline(ANSWER_GRACE):
             frame = await connection.next_frame()
             if frame.kind is not FrameKind.DONE:
-                raise AgentMisbehavedError(f"the agent answered with {frame.kind.name}", remedy="Stop the sandbox.")
+                raise misbehaved(f"the agent answered with {frame.kind.name}")
             return decode(decoder, frame)
 
     async def run(self, call: Exec | ExecShell, stdin: bytes | None = None) -> CommandOutput:
@@ -189,8 +220,22 @@ class AgentLink:
         """A connection on which `call` has been sent, as a context manager."""
         return Operation(self, encode_call(call))
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._busy)
+
+    def give_up(self) -> None:
+        """On all that is under way: the agent does not answer."""
+        for connection in list(self._busy):
+            connection.give_up()
+
+    def take(self, connection: AgentConnection) -> None:
+        self._busy.add(connection)
+
     def take_back(self, connection: AgentConnection) -> None:
         """Keep a connection for the next operation, if it is fit for one."""
+        self._busy.discard(connection)
         if connection.is_free and len(self._idle) < IDLE_CONNECTIONS and self._directory >= 0:
             self._idle.append(connection)
         else:
@@ -224,7 +269,9 @@ class AgentLink:
                     break
                 except BlockingIOError:  # so many wait already; a Unix socket cannot tell us when there is room
                     await asyncio.sleep(CONNECT_PAUSE)
-            _, protocol = await asyncio.get_running_loop().create_unix_connection(AgentConnection, sock=peer)
+            _, protocol = await asyncio.get_running_loop().create_unix_connection(
+                lambda: AgentConnection(self), sock=peer
+            )
         except BaseException:
             peer.close()
             raise
@@ -240,6 +287,7 @@ class Operation:
 
     async def __aenter__(self) -> AgentConnection:
         self._connection = await self._link.connection()
+        self._link.take(self._connection)
         self._connection.begin(self._message)
         return self._connection
 
@@ -250,7 +298,8 @@ class Operation:
 class AgentConnection(asyncio.Protocol):
     """One connection; `is_free` between operations."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: AgentLink) -> None:
+        self._link = link
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
         self._failure: Exception | None = None
@@ -349,6 +398,11 @@ class AgentConnection(asyncio.Protocol):
         if self._transport:
             self._transport.abort()
 
+    def give_up(self) -> None:
+        self._fail(silent(ANSWER_GRACE))
+        self.abort()
+        self._wake()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop has its own
 
@@ -358,18 +412,13 @@ class AgentConnection(asyncio.Protocol):
             for frame in self._decoder.feed(data):
                 self._take(frame)
         except FrameError as cause:
-            self._fail(AgentMisbehavedError(f"the agent broke the protocol: {cause}", remedy="Stop the sandbox."))
+            self._fail(misbehaved(f"the agent broke the protocol: {cause}"))
             self.abort()
         self._wake()
 
     def connection_lost(self, cause: Exception | None) -> None:
         self._is_unread = isinstance(cause, UNREAD)
-        self._fail(
-            AgentLostError(
-                "the sandbox's agent hung up in the middle of an operation",
-                remedy="The sandbox was stopped or ran out of memory; start it again.",
-            )
-        )
+        self._fail(AgentLostError(self._link.ending.message, remedy=self._link.ending.remedy))
         self._can_write.set()
         self._wake()
 
@@ -402,7 +451,7 @@ class AgentConnection(asyncio.Protocol):
         Behind a call that was read there may be input that was not, and that looks the same.
         """
         if self._is_unread and not self._has_input and not self._has_answer:
-            return not_running("the sandbox ended before its agent took the call")
+            return not_running("the sandbox ended before its agent took this call, so nothing of it was done")
         assert self._failure
         return self._failure
 
@@ -426,12 +475,12 @@ async def collect(connection: AgentConnection, allowed: int | None, time: deadli
             note_turn(frame, time)
             continue
         if not frame.payload:  # it costs nothing to send, and would be read for ever
-            raise AgentMisbehavedError("the agent sent output without a byte in it", remedy="Stop the sandbox.")
+            raise misbehaved("the agent sent output without a byte in it")
         quota = left[frame.kind]
         if quota is not None:
             left[frame.kind] = quota = quota - len(frame.payload)
             if quota < 0:
-                raise AgentMisbehavedError("the agent sent more output than was allowed", remedy="Stop the sandbox.")
+                raise misbehaved("the agent sent more output than was allowed")
         output[frame.kind] += frame.payload
     done = decode(decode_exec_done, frame)
     stdout, stderr = (bytes(data) for data in output.values())
@@ -444,7 +493,7 @@ def patience_with(call: Exec | ExecShell) -> float | None:
 
 def note_turn(frame: Frame, time: deadline | None) -> None:
     if time is None or frame.kind not in (FrameKind.WAITING, FrameKind.STARTED):
-        raise AgentMisbehavedError(f"the agent sent {frame.kind.name} for a command", remedy="Stop the sandbox.")
+        raise misbehaved(f"the agent sent {frame.kind.name} for a command")
     if frame.kind is FrameKind.WAITING:
         time.stand_still()
     else:
@@ -458,14 +507,27 @@ def unreachable(cause: OSError) -> AtollError:
 
 
 def not_running(message: str) -> AgentLostError:
-    return AgentLostError(message, code=ErrorCode.SANDBOX_NOT_RUNNING, remedy="Start the sandbox again.")
+    remedy = "Ask again: that starts the sandbox, with its files, or makes a new one if it was destroyed."
+    return AgentLostError(message, code=ErrorCode.SANDBOX_NOT_RUNNING, remedy=remedy)
+
+
+def misbehaved(what: str) -> AgentMisbehavedError:
+    return AgentMisbehavedError(what, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
+
+
+def silent(seconds: float) -> AgentTimeoutError:
+    return AgentTimeoutError(
+        f"the sandbox's agent did not answer within {seconds:g} seconds",
+        remedy="Something may have stopped it, or left it no cpu. Ask again; if that fails too, sleep(stop=True) ends "
+        "what runs in the sandbox and keeps its files, destroy() ends both.",
+    )
 
 
 def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
     try:
         return decoder(frame.payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
-        raise AgentMisbehavedError(f"the agent's answer makes no sense: {cause}", remedy="Stop the sandbox.") from cause
+        raise misbehaved(f"the agent's answer makes no sense: {cause}") from cause
 
 
 def failure_in(frame: Frame) -> AtollError:
@@ -474,7 +536,7 @@ def failure_in(frame: Frame) -> AtollError:
     if problem.code in CODES_OF_AGENTS:
         return problem
     message = f"the agent failed with {problem.code}, which is not for it to say: {problem.message!r:.200}"
-    return AgentMisbehavedError(message, remedy="Stop the sandbox.")
+    return misbehaved(message)
 
 
 class deadline:
@@ -506,5 +568,5 @@ class deadline:
             if self._timeout:
                 await self._timeout.__aexit__(*failure)
         except TimeoutError as cause:
-            message = f"the agent did not answer within {self._seconds:g} seconds"
-            raise AgentTimeoutError(message, remedy="Stop the sandbox.") from cause
+            assert self._seconds is not None, "without a time there is no time-out"
+            raise silent(self._seconds) from cause

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from atoll.supervisor.machine import Machine
 
 IDLE_CHECK_SECONDS = 1.0
+AGENT_CHECK_SECONDS = 15.0
 MANY_ACTORS = 64
 
 logger = logging.getLogger("atoll.supervisor")
@@ -31,20 +32,23 @@ class Roster:
         self._timeline = timeline
         self._actors: dict[SandboxId, SandboxActor] = {}
         self._too_many = MANY_ACTORS
-        self._sleeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Roster:
         """Go on with what an earlier server left running."""
         for record in self._machine.records():
             await self.actor(record.id).adopt()
         self._timeline.retire_all_but(self._machine.is_on_record)
-        self._sleeper = asyncio.create_task(self._put_idle_ones_to_sleep(), name="put idle sandboxes to sleep")
+        self._tasks = [
+            asyncio.create_task(self._put_idle_ones_to_sleep(), name="put idle sandboxes to sleep"),
+            asyncio.create_task(self._check_agents(), name="look whether agents answer"),
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._sleeper:
-            self._sleeper.cancel()
-            await asyncio.gather(self._sleeper, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for actor in list(self._actors.values()):
             await actor.close()
 
@@ -70,7 +74,7 @@ class Roster:
 
     @property
     def is_needed(self) -> bool:
-        return any(actor.is_awake or actor.is_in_use for actor in self._actors.values())
+        return any(actor.is_awake or actor.is_in_use or actor.is_to_be_stopped for actor in self._actors.values())
 
     async def list(self, labels: dict[str, str], state: SandboxState | None) -> list[SandboxInfo]:
         wanted = [record.id for record in self._machine.records() if labels.items() <= record.upkeep.labels.items()]
@@ -86,5 +90,15 @@ class Roster:
             for actor in list(self._actors.values()):
                 try:
                     await actor.sleep_if_idle()
+                    await actor.stop_if_long_asleep()
                 except (AtollError, OSError) as cause:  # OSError: it ends just now, and its control group with it
                     logger.warning("sandbox %s does not sleep: %s", actor.name, cause)
+
+    async def _check_agents(self) -> None:
+        """Clients may wait for as long as a command is silent; not for an agent that is."""
+        while True:
+            await asyncio.sleep(AGENT_CHECK_SECONDS)
+            checks = [actor.check_agent() for actor in self._actors.values()]
+            for failure in await asyncio.gather(*checks, return_exceptions=True):
+                if isinstance(failure, Exception):
+                    logger.warning("an agent cannot be looked at: %s", failure)

@@ -142,8 +142,7 @@ class CgroupsV1:
 
     def create(self, name: str) -> None:
         for tree in self._trees:
-            with suppress(FileExistsError):  # left by a sandbox of ours that is gone: its range of ids was free
-                os.mkdir(name, dir_fd=tree)
+            _make(tree, name)
 
     def clone_into(self, name: str) -> int | None:
         return None
@@ -188,11 +187,14 @@ class CgroupsV1:
         )
 
     def watch(self, name: str) -> int:
-        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         memory = self._roots["memory"]
         control = _open(memory, f"{name}/memory.oom_control", os.O_RDONLY)
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             _write(memory, f"{name}/cgroup.event_control", f"{event} {control}")
+        except OSError:
+            os.close(event)
+            raise
         finally:
             os.close(control)
         return event
@@ -235,8 +237,7 @@ class CgroupsV2:
         """Nobody joins here."""
 
     def create(self, name: str) -> None:
-        with suppress(FileExistsError):
-            os.mkdir(name, dir_fd=self._root)
+        _make(self._root, name)
 
     def clone_into(self, name: str) -> int | None:
         return _open(self._root, name, os.O_RDONLY | os.O_DIRECTORY)
@@ -345,6 +346,14 @@ def _read(tree: int, path: str) -> str:
         raise
     finally:
         os.close(fd)
+
+
+def _make(tree: int, name: str) -> None:
+    try:
+        os.mkdir(name, dir_fd=tree)
+    except FileExistsError:  # left by a sandbox of ours that is gone: its range of ids was free
+        if _remove(tree, name):  # with its limits, which could be in the way of others
+            os.mkdir(name, dir_fd=tree)
 
 
 def _remove(tree: int, name: str) -> bool:

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import socket
 import struct
 from contextlib import ExitStack, suppress
@@ -84,6 +85,7 @@ class ChildKit(msgspec.Struct, frozen=True):
     masks: mounts.Masks
     seccomp: SeccompFilter
     agent: Agent  # each child opens its own copy
+    open_files: tuple[int, int]  # soft and hard
 
 
 class Embryo(msgspec.Struct, frozen=True):
@@ -225,6 +227,14 @@ def hatch(embryo: Embryo, launch: Launch, env: int, kit: Kit) -> None:
             raise LaunchFailed(steps.failed(cause)) from cause
 
 
+def last_words(embryo: Embryo) -> Failure | None:
+    """What one that has ended told of its end, if it did by itself."""
+    with suppress(OSError):
+        report = embryo.channel.recv(4096, socket.MSG_DONTWAIT)
+        return decode_failure(report) if report else None
+    return None
+
+
 class Child:
     """The child's side: steps 6 to 9, and 13 to 18."""
 
@@ -233,12 +243,15 @@ class Child:
         self._steps = Steps()
 
     def live(self, fds: list[int]) -> NoReturn:
+        self._report_to = fds[1]
         try:
             self._steps.at("join the cgroup")
             for fd in fds[3:]:
                 os.write(fd, b"0")
             self._steps.at("keep three descriptors")
             _keep_descriptors(fds[:3])
+            self._report_to = _CHANNEL
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._kit.open_files)
             channel = socket.socket(fileno=_CHANNEL)
             self._become_embryo(channel)
             env = self._become_sandbox(channel)
@@ -246,7 +259,7 @@ class Child:
             agent.run(env, on_ready=lambda: _report(channel, agent))
         except BaseException as cause:
             with suppress(OSError):
-                os.write(_CHANNEL, _encode(self._steps.failed(cause)))
+                os.write(self._report_to, _encode(self._steps.failed(cause)))
             os._exit(1)
 
     def _become_embryo(self, channel: socket.socket) -> None:

@@ -154,15 +154,19 @@ class Nursery:
         report = b""
         with suppress(ConnectionResetError):  # it was killed with our order unread
             report = birth.embryo.channel.recv(4096)
-        if report == launcher.READY:
-            self._announce(birth)
-        else:
+        if report != launcher.READY:
             self._abandon(birth, launcher.decode_failure(report) if report else None)
+            return
+        try:
+            self._kit.cgroups.set_cpus(birth.embryo.cgroup, birth.launch.resources.cpus)
+        except OSError as cause:
+            self._abandon(birth, Failure("set the cpu quota", cause.errno or 0, str(cause)))
+        else:
+            self._announce(birth)
 
     def _announce(self, birth: Birth) -> None:
         embryo = birth.embryo
         os.close(birth.env)
-        self._kit.cgroups.set_cpus(embryo.cgroup, birth.launch.resources.cpus)
         self._selector.register(embryo.pidfd, selectors.EVENT_READ, lambda: self._bury(embryo))
         with open(f"/proc/{embryo.pid}/stat", "rb") as file:
             start_time = process_tree.parse_stat(file.read()).start_time
@@ -177,12 +181,14 @@ class Nursery:
         self._let_go(embryo)
 
     def _abandon(self, birth: Birth, failure: Failure | None) -> None:
-        """A launch failed. An embryo that was killed while it waited is no reason to give up."""
+        """A launch failed. An embryo that ended while it waited is no reason to give up."""
+        is_dead = failure is None or failure.step == "send the order"
+        if is_dead:
+            failure = launcher.last_words(birth.embryo) or failure
         self._let_go(birth.embryo)
         with suppress(ProcessLookupError):
             os.kill(birth.embryo.pid, signal.SIGKILL)
         self._collect(birth.embryo)
-        is_dead = failure is None or failure.step == "send the order"
         if is_dead and birth.was_waiting:
             self._begin(birth.launch, birth.env)
         else:
@@ -224,7 +230,8 @@ def sweep(cgroups: Cgroups, uid_ranges: UidRanges) -> None:
             cgroups.kill(name)  # its agent is gone, so nobody in it is anybody's
     for name in os.listdir(launcher.SOCKETS):
         path = f"{launcher.SOCKETS}/{name}"
-        with socket.socket(socket.AF_UNIX) as probe:
+        with socket.socket(socket.AF_UNIX) as probe, suppress(FileNotFoundError):  # somebody else removes it
+            probe.setblocking(False)  # one that is frozen takes nobody in
             try:
                 probe.connect(path)
             except ConnectionRefusedError:
@@ -235,7 +242,7 @@ def sweep(cgroups: Cgroups, uid_ranges: UidRanges) -> None:
 
 def open_nursery(engine: socket.socket) -> Nursery:
     opening = orders.decode_opening(engine.recv(launcher.MAX_ORDER))
-    resource.setrlimit(resource.RLIMIT_NOFILE, opening.open_files)
+    raise_open_files()
     uid_ranges, seccomp, cgroups = UidRanges(), SeccompFilter.shipped(), open_cgroups()
     if cgroups is None:
         raise SystemExit("no control groups that limit memory, processes and cpu")
@@ -244,13 +251,19 @@ def open_nursery(engine: socket.socket) -> Nursery:
     agent.shut_import_system()
     mounts.enter_small_root(opening.runtime, opening.exposures)
     sweep(cgroups, uid_ranges)
-    child = launcher.Child(launcher.ChildKit(mounts.Masks(), seccomp, agent.Agent()))
+    child = launcher.Child(launcher.ChildKit(mounts.Masks(), seccomp, agent.Agent(), opening.open_files))
     # Objects made so far are never looked at by the collector again, so that it does not unshare their pages.
     gc.collect()
     gc.freeze()
     kit = Kit(uid_ranges, cgroups, Zygote(launcher.NAMESPACES, child.live))
     engine.send(orders.encode(orders.Opened()))
     return Nursery(engine, kit, opening.embryos)
+
+
+def raise_open_files() -> None:
+    """To what is allowed: there is a descriptor here for each sandbox."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:

@@ -105,13 +105,32 @@ class NurseryProcess:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            await _undo(answer)
+            await self._undo(answer)
             raise
         except TimeoutError as cause:
             answer.add_done_callback(_discard)
-            self._process.kill()
-            self._end()
+            self._give_up()
             raise self.failure() from cause
+
+    async def _undo(self, answer: asyncio.Future[Delivery]) -> None:
+        """Nobody wants this sandbox any more: wait for it, and for its end."""
+        try:
+            if not (await asyncio.wait([answer], timeout=ANSWER_SECONDS))[0]:
+                self._give_up()
+        except asyncio.CancelledError:
+            answer.add_done_callback(_discard)
+            raise
+        if not answer.exception():
+            _, pidfd, keeper = answer.result()
+            os.close(keeper)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            await ended(pidfd)
+
+    def _give_up(self) -> None:
+        """It does not answer any more."""
+        self._process.kill()
+        self._end()
 
     async def open_socket(self, family: int, pidfd: int) -> socket.socket:
         """A socket in that process's network namespace; ProcessLookupError if it has ended."""
@@ -169,9 +188,8 @@ class NurseryProcess:
                     os.set_inheritable(fd, False)
                 self._waiting.pop(answer.ticket).set_result(Delivery(answer, *fds))
             case orders.Born():
-                for fd in fds:
+                for fd in fds:  # with the channel, which is how the sandbox learns that nobody keeps it
                     os.close(fd)
-                os.kill(answer.pid, signal.SIGKILL)
                 self._waiting.pop(answer.ticket).set_exception(_out_of_descriptors())
             case orders.Stillborn():
                 self._waiting.pop(answer.ticket).set_exception(start_error(answer))
@@ -238,6 +256,12 @@ def start_error(answer: orders.Stillborn) -> AtollError:
             remedy="Keep /usr and the state directory on ext4, xfs, btrfs or tmpfs; overlay and network file systems "
             "(as inside a container) will not do.",
         )
+    if answer.step == "set the cpu quota":
+        return error(
+            ErrorCode.LIMITS_NOT_ENFORCEABLE,
+            f"the sandbox cannot have that many cpus ({said})",
+            remedy="Give it fewer, or raise the cpu quota of the control groups above it.",
+        )
     if answer.step == "take a uid range" and not answer.errno:
         return error(ErrorCode.UID_RANGES_EXHAUSTED, answer.detail, remedy="Stop or destroy some sandboxes.")
     return error(
@@ -284,23 +308,8 @@ def _sealed(content: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-async def _undo(answer: asyncio.Future[Delivery]) -> None:
-    """Nobody wants this sandbox any more: wait for it, and for its end."""
-    try:
-        await asyncio.wait([answer])
-    except asyncio.CancelledError:
-        answer.add_done_callback(_discard)
-        raise
-    if not answer.exception():
-        _, pidfd, keeper = answer.result()
-        os.close(keeper)
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        await ended(pidfd)
-
-
 def _discard(answer: asyncio.Future[Delivery]) -> None:
-    """The same, without anyone who could wait."""
+    """Nobody wants this sandbox any more, and nobody can wait for its end."""
     if not answer.cancelled() and not answer.exception():
         _, pidfd, keeper = answer.result()
         with suppress(ProcessLookupError):

@@ -239,8 +239,12 @@ def close_from(first: int) -> None:
 def watch_files(paths: list[str]) -> int:
     """A descriptor that becomes readable when one of them is modified."""
     fd = _check(_libc.inotify_init1(ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK)))
-    for path in paths:
-        _check(_libc.inotify_add_watch(ctypes.c_int(fd), os.fsencode(path), ctypes.c_uint32(_IN_MODIFY)))
+    try:
+        for path in paths:
+            _check(_libc.inotify_add_watch(ctypes.c_int(fd), os.fsencode(path), ctypes.c_uint32(_IN_MODIFY)))
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -10,6 +10,7 @@ counts by user, such as inotify instances; made by root, all sandboxes would sha
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 from contextlib import suppress
@@ -53,7 +54,12 @@ class Zygote:
         pid, number = _CLONED.unpack(answer)
         if number:
             raise OSError(number, os.strerror(number))
-        return pid, os.pidfd_open(pid)  # only we can collect it, so the number is still its own
+        try:
+            return pid, os.pidfd_open(pid)  # only we can collect it, so the number is still its own
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
 
     def close(self) -> None:
         self._channel.close()
