@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from atoll.cli import serve as cli_serve
 from atoll.client_sync import sandbox as sync_sandbox
+from atoll.client_sync.local_server import LocalServer
 from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.server.settings import Settings
+from atoll.supervisor.machine import DEFAULT_RUNTIME, DEFAULT_STATE
 from tests.client.halves import AsyncHalf, Half
 from tests.client.peers import RawServer, read_request
 
@@ -237,3 +242,18 @@ def test_without_root_it_says_what_to_do(is_running: bool, monkeypatch: pytest.M
         told = told_to_nobody()
     assert "[NOT_ROOT]" in told
     assert "Run this as root, or set ATOLL_URL" in told
+
+
+def test_another_state_directory_has_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by whoever uses it, and run there by `atoll serve`."""
+    monkeypatch.delenv("ATOLL_RUNTIME_DIR", raising=False)
+    served: list[Settings] = []
+    monkeypatch.setattr(cli_serve, "run_server", served.append)
+    for state in (DEFAULT_STATE, tmp_path / "one", tmp_path / "other"):
+        monkeypatch.setenv("ATOLL_STATE_DIR", str(state))
+        assert CliRunner().invoke(cli_serve.serve, []).exit_code == 0
+        assert LocalServer.from_environment().runtime == served[-1].runtime
+    assert served[0].runtime == DEFAULT_RUNTIME
+    assert len({settings.runtime for settings in served}) == 3
+    monkeypatch.setenv("ATOLL_RUNTIME_DIR", str(tmp_path))
+    assert LocalServer.from_environment().runtime == tmp_path

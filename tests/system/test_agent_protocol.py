@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import socket
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AtollError, ErrorCode, error
+from atoll import agent
+from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AtollError, ErrorBody, ErrorCode, error
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame, encode_lost
 from atoll.protocol.messages import Exec, ExecDone, ExecShell, Ping, encode_message
 from atoll.supervisor import agent_link
-from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.agent_link import CODES_OF_AGENTS, AgentLink
 from tests.conftest import Box
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -155,6 +158,7 @@ DONE = encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=0, duratio
         encode_frame(FrameKind.DONE, b"\xc1"),
         encode_frame(FrameKind.DONE, encode_message({"exit_code": "zero"})),
         encode_frame(FrameKind.FAILED, encode_message(7)),
+        encode_frame(FrameKind.FAILED, b"\x82\xa4code\xa1\xff\xa7message\xa1x"),
         encode_frame(FrameKind.STDOUT, b"x" * 101) + DONE,
         encode_frame(FrameKind.STDERR, b"x" * 60) * 2 + DONE,
         encode_frame(FrameKind.WAITING),
@@ -173,6 +177,54 @@ async def test_a_lying_agent_is_found_out(tmp_path: Path, answer: bytes) -> None
     async with false_agent(tmp_path, lie) as link:
         with pytest.raises(AgentMisbehavedError):
             await link.run(Exec(argv=["true"], max_output=100))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.INVALID_API_KEY,
+        ErrorCode.SERVER_NOT_REACHABLE,
+        ErrorCode.NOT_ROOT,
+        ErrorCode.SANDBOX_NOT_FOUND,
+        ErrorCode.SANDBOX_NOT_RUNNING,
+        ErrorCode.STATE_DIRECTORY_UNUSABLE,
+    ],
+)
+async def test_an_agent_says_nothing_in_the_name_of_others(tmp_path: Path, code: ErrorCode) -> None:
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode_frame(FrameKind.FAILED, encode_message(ErrorBody(code=code, message="believe me"))))
+
+    async with false_agent(tmp_path, lie) as link:
+        with pytest.raises(AgentMisbehavedError) as caught:
+            await link.run(Exec(argv=["true"]))
+        assert code in caught.value.message and caught.value.remedy
+
+
+def test_an_agent_may_say_everything_that_it_has_to_say() -> None:
+    source = Path(agent.__path__[0]).parent
+    texts = [path.read_text() for folder in ("agent", "archives") for path in (source / folder).glob("*.py")]
+    said = {ErrorCode(name) for text in texts for name in re.findall(r"ErrorCode\.([A-Z_]+)", text)}
+    assert len(said) > 20
+    assert said <= CODES_OF_AGENTS
+
+
+async def test_output_in_tiny_pieces_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
+    pieces = encode_frame(FrameKind.STDOUT, b"ab") * 300_000 + DONE
+
+    async def crumble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for start in range(0, len(pieces), 65_536):
+            writer.write(pieces[start : start + 65_536])
+            await writer.drain()
+
+    async with false_agent(tmp_path, crumble) as link:
+        tracemalloc.start()
+        try:
+            output = await link.run(Exec(argv=["true"]))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert output.stdout == b"ab" * 300_000
+    assert peak < 12 * 2**20  # most of it is one read of frames, whatever follows
 
 
 async def test_an_agent_that_hangs_up_is_lost(tmp_path: Path) -> None:

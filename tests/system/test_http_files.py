@@ -77,6 +77,14 @@ async def test_what_has_no_size_is_read_to_its_end(server: RunningServer) -> Non
             assert len(read.body) > 10
 
 
+async def test_a_part_beyond_the_real_end_is_refused_whatever_the_size_says(server: RunningServer) -> None:
+    path = "/sys/kernel/mm/transparent_hugepage/enabled"
+    assert (await ask(server, "GET", "/info", path=path)).json()["size"] > 1010
+    beyond = await ask(server, "GET", "/content", path=path, headers={"range": "bytes=1000-1010"})
+    assert (beyond.status, beyond.json()["code"]) == (416, "RANGE_NOT_SATISFIABLE")
+    assert beyond.json()["remedy"]
+
+
 async def test_names_that_are_not_utf8_go_both_ways(server: RunningServer) -> None:
     raw = b"/workspace/not \xff utf-8\n"
     encoded = base64.b64encode(raw).decode()

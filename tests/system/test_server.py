@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.agent.process_tree import parse_stat
 from atoll.client.commands import AsyncCommands
 from atoll.client.sandbox import AsyncSandbox
 from atoll.protocol.errors import AtollError, ErrorCode
@@ -259,6 +260,36 @@ async def test_what_ended_while_no_server_ran_is_stopped_and_what_slept_still_sl
     await asleep.aclose()
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "exec", {"command": "true"}, 200),
+        ("GET", "files?path=/", None, 200),
+        ("GET", "files/content?path=/etc/passwd", None, 200),
+        ("PUT", "files/content?path=new", b"content", 200),
+        ("GET", "files/info?path=/", None, 200),
+        ("GET", "files/watch?path=/workspace", None, 200),
+        ("GET", "terminals", None, 200),
+        ("POST", "terminals", {}, 201),
+        ("DELETE", "terminals/none", None, 404),
+        ("GET", "processes/none/logs", None, 404),
+        ("POST", "processes/none/wait-for-exit", {}, 404),
+    ],
+)
+async def test_a_sandbox_whose_first_process_was_killed_is_there_for_whoever_comes_next(
+    server: RunningServer, method: str, path: str, body: object, status: int
+) -> None:
+    await server.ask("PUT", "/v1/sandboxes/ended", {})
+    await server.ask("GET", "/v1/sandboxes/ended/terminals")  # so a connection to its agent is kept
+    agent = first_process(server, "ended")
+    os.kill(agent, signal.SIGSTOP)  # so that it reads nothing between the kill and its end
+    while parse_stat(Path(f"/proc/{agent}/stat").read_bytes()).state != b"T":
+        await asyncio.sleep(0)
+    os.kill(agent, signal.SIGKILL)
+    answer = await server.ask(method, f"/v1/sandboxes/ended/{path}", body)
+    assert answer.status == status, answer.body
+
+
 async def test_a_damaged_record_keeps_nobody_from_the_other_sandboxes(own_server: RunningServer) -> None:
     await own_server.ask("PUT", "/v1/sandboxes/whole", {})
     await own_server.end()
@@ -304,6 +335,18 @@ async def test_a_second_server_on_the_same_state_says_so_and_leaves_the_first_al
     _, said = await asyncio.wait_for(second.communicate(), HANG_SECONDS)
     assert second.returncode != 0
     assert b"STATE_DIRECTORY_IN_USE" in said
+    assert (await server.ask("GET", "/v1/server")).json()["pid"] == server.process.pid
+
+
+async def test_a_server_of_another_state_does_not_take_the_socket_of_the_first(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    directories = ["--state-dir", str(tmp_path / "other"), "--runtime-dir", str(server.socket.parent)]
+    command = [sys.executable, "-m", "atoll.cli", "serve", *directories]
+    second = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+    _, said = await asyncio.wait_for(second.communicate(), HANG_SECONDS)
+    assert second.returncode != 0
+    assert b"ADDRESS_NOT_USABLE" in said
     assert (await server.ask("GET", "/v1/server")).json()["pid"] == server.process.pid
 
 

@@ -8,7 +8,9 @@ import io
 import json
 import os
 import re
+import struct
 from collections.abc import Iterator
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from atoll.protocol.errors import ServerLostError
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
-from tests.system.serving import RunningServer
+from tests.system.serving import HANG_SECONDS, RunningServer
+from tests.system.test_server import FULL_SECONDS
 
 PROTOCOL = "atoll.terminal"
 ATTEMPTS = 3  # at reading without a stall: a machine that stands still for two seconds makes a page lose something
@@ -166,6 +169,22 @@ async def look_beside_a_deaf_page(server: RunningServer) -> Page:
         assert late.bytes_lost > 0 and len(late.seen) + late.bytes_lost == len("R") + 30_000_000
         assert late.told[-1] == {"type": "exit", "exit_code": 6}
         return page
+
+
+async def test_a_page_that_leaves_while_its_input_is_backed_up_is_no_viewer_any_more(server: RunningServer) -> None:
+    terminal = await make(server, shell=["sh", "-c", "stty raw -echo; echo deaf; sleep 1000"])
+    async with dial(server, terminal["id"]) as socket:
+        await Page(socket).until(b"deaf")
+        with pytest.raises(TimeoutError):
+            while True:
+                await asyncio.wait_for(socket.send(bytes(65_536)), FULL_SECONDS)
+        # What is on the way keeps its end from coming through; a reset is what a dead host's peer learns.
+        reset = struct.pack("ii", 1, 0)
+        socket.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, reset)
+        socket.transport.abort()
+    async with asyncio.timeout(HANG_SECONDS):
+        while (await server.ask("GET", f"/v1/sandboxes/box/terminals/{terminal['id']}")).json()["viewers"]:
+            await asyncio.sleep(0.05)
 
 
 async def test_a_page_closes_its_terminal(server: RunningServer) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 import pytest
 import uvicorn
@@ -13,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
 from atoll.server import connections
-from atoll.server.connections import MAX_HEAD, ClientConnection
+from atoll.server.connections import MAX_HEAD, ClientConnection, ClientWebSocket
 from atoll.server.run import listen_on_port
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -32,7 +34,7 @@ def listener() -> Iterator[socket.socket]:
 async def state(listener: socket.socket) -> AsyncIterator[ServerState]:
     """Of a server that is all connections, and answers whoever comes with `hello`."""
     config, state = (
-        uvicorn.Config(PlainTextResponse("hello"), ws="none", log_config=None, timeout_keep_alive=3600),
+        uvicorn.Config(PlainTextResponse("hello"), ws=ClientWebSocket, log_config=None, timeout_keep_alive=3600),
         ServerState(),
     )
     loop = asyncio.get_running_loop()
@@ -154,6 +156,27 @@ async def test_requests_that_wait_for_no_answer_are_few(client: Client) -> None:
     reader, writer = client
     writer.write(REQUEST * 10_000)
     assert (await read_all(reader)).count(b"hello") < 100
+
+
+async def test_a_connection_that_becomes_a_websocket_leaves_no_watch_behind(client: Client) -> None:
+    reader, writer = client
+    before = count_watches()
+    size = 10 * 2**20
+    writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % size + bytes(size))
+    await reader.readuntil(b"hello")
+    assert count_watches() == before + 1
+    key = b"sec-websocket-version: 13\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
+    writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n" + key + b"\r\n")
+    assert b"hello" in await read_all(reader)
+    assert count_watches() == before
+
+
+def count_watches() -> int:
+    targets = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            targets.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return targets.count("anon_inode:[eventpoll]")
 
 
 async def test_a_client_whose_machine_is_gone_is_given_up(listener: socket.socket) -> None:

@@ -19,7 +19,7 @@ from atoll.agent.processes import (
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.protocol.process_results import LogSearch
-from atoll.protocol.processes import ProcessInfo, ProcessList, ProcessStatus, parse_signal, shorten
+from atoll.protocol.processes import ProcessInfo, ProcessList, ProcessStatus, not_ready, parse_signal, shorten
 
 
 def search(wanted: str | re.Pattern[str], *pieces: str) -> str | None:
@@ -101,6 +101,15 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_long_run() -> None:
     assert pauses[1:4] == [0.1, 0.2, 0.4]
     assert pauses[-1] == LONGEST_PAUSE_SECONDS
     assert next_pause(LONGEST_PAUSE_SECONDS, seconds_run=11.0) == 0.1
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(1.5, "within 1.5 seconds"), (None, "before its agent ended the wait")])
+def test_a_process_that_is_not_ready_is_told_with_or_without_a_limit(seconds: float | None, said: str) -> None:
+    fields = {"id": "web", "pid": 7, "command": "x", "status": "running", "session_id": "default"}
+    process = msgspec.convert(fields | {"start_time": "2000-01-01T00:00:00Z"}, ProcessInfo)
+    problem = not_ready(process, "log 'up'", seconds, "")
+    assert problem.message == f"process 'web' did not log 'up' {said}; its log is empty"
+    assert problem.code is ErrorCode.PROCESS_READY_TIMEOUT and problem.remedy
 
 
 @given(command=st.one_of(st.text(), st.lists(st.text())))

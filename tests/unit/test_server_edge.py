@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
 import schemathesis
+from starlette.responses import PlainTextResponse
+from starlette.types import Message
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.server.auth import check_origin, host_name, is_unix
+from atoll.server.auth import Gate, check_origin, host_name, is_unix
 from atoll.server.commands import Characters
 from atoll.server.docs_page import page
 from atoll.server.openapi import document
 from atoll.server.problems import status_of
 from atoll.server.routes import ROUTES
-from atoll.server.run import is_listened_on, listen_on_path
+from atoll.server.run import is_listened_on, listen_on_path, listening, make_server
+from atoll.server.settings import Settings
+from atoll.store.database import open_database
+from atoll.store.keys import Keys
+from atoll.store.timeline import Timeline
+from atoll.supervisor.roster import Roster
 
 
 @pytest.mark.parametrize(
@@ -58,6 +67,66 @@ def test_what_is_not_surely_the_unix_socket_needs_a_key(server: object, expected
     assert is_unix({"type": "http", "server": server}) is expected
 
 
+@pytest.fixture
+def keys(tmp_path: Path) -> Iterator[Keys]:
+    with closing(open_database(tmp_path)) as database:
+        yield Keys(database)
+
+
+async def pass_gate(
+    keys: Keys, path: str = "/v1/server", host: str = "192.0.2.7:7070", key: str = ""
+) -> tuple[int, dict[bytes, bytes]]:
+    """Status and headers of what a client gets that connected to 192.0.2.7."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nobody reads the body")
+
+    headers = [(b"host", host.encode()), (b"authorization", b"Bearer " + key.encode())]
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "server": ("192.0.2.7", 7070)}
+    await Gate(PlainTextResponse("in"), keys, ("localhost",))(scope, receive, send)
+    return sent[0]["status"], dict(sent[0]["headers"])
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("192.0.2.7", 200),
+        ("192.0.2.7:7070", 200),
+        ("localhost", 200),
+        ("192.0.2.8", 403),
+        ("evil.example", 403),
+        ("192.0.2.7.evil.example", 403),
+        ("", 403),
+    ],
+)
+async def test_the_address_that_was_connected_to_is_a_name_of_the_server(keys: Keys, host: str, status: int) -> None:
+    _, key = keys.create("mine")
+    assert (await pass_gate(keys, host=host, key=key))[0] == status
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/v1/server"])
+async def test_the_connection_of_a_stranger_is_not_kept(keys: Keys, path: str) -> None:
+    status, headers = await pass_gate(keys, path)
+    assert status == (401 if path == "/v1/server" else 200)
+    assert headers[b"connection"] == b"close"
+
+
+async def test_the_connection_of_a_client_with_a_key_is_kept(keys: Keys) -> None:
+    _, key = keys.create("mine")
+    assert b"connection" not in (await pass_gate(keys, key=key))[1]
+
+
+def test_what_a_client_says_of_itself_in_a_proxys_headers_is_not_taken(keys: Keys, tmp_path: Path) -> None:
+    roster = Roster(None, Timeline(keys._database))  # type: ignore[arg-type]
+    config = make_server(Settings(state=tmp_path, runtime=tmp_path), roster, keys).config
+    config.load()
+    assert isinstance(config.loaded_app, Gate)  # with nothing in front of it
+
+
 WHOLE = "aé€😀\ufffd".encode()
 NO_TEXT = [b"", b"\xff", b"\xc3", b"a\xe2\x82b", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\x00\xfe\xff" * 3]
 
@@ -79,6 +148,28 @@ def test_a_socket_may_be_as_deep_in_the_tree_as_any_file(tmp_path: Path) -> None
         assert is_listened_on(path)
         assert path.stat().st_mode & 0o777 == 0o600
     assert not is_listened_on(path)
+
+
+def test_a_socket_that_a_server_listens_on_is_not_taken_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    with listen_on_path(path):
+        with pytest.raises(AtollError) as caught:
+            listen_on_path(path)
+        assert caught.value.code is ErrorCode.ADDRESS_NOT_USABLE
+        assert is_listened_on(path)
+    listen_on_path(path).close()  # a dead server's is
+
+
+def test_a_server_that_ends_leaves_the_socket_of_another_alone(tmp_path: Path) -> None:
+    settings = Settings(state=tmp_path, runtime=tmp_path)
+    with listening(settings):
+        settings.socket.rename(tmp_path / "elsewhere")
+        other = listen_on_path(settings.socket)
+    with other:
+        assert is_listened_on(settings.socket)
+    with listening(settings):
+        pass
+    assert not settings.socket.exists()
 
 
 @pytest.mark.parametrize("in_the_way", ["run", "run/server.sock/x"])
@@ -115,6 +206,15 @@ def test_the_schemas_in_the_document_are_json_schema() -> None:
     for name in schemas:
         whole = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}}
         jsonschema_rs.validator_for(whole)
+
+
+def test_to_follow_means_one_thing_for_a_log_and_another_for_a_link() -> None:
+    meanings = {}
+    for path in ("processes/{process_id}/logs", "files/info"):
+        parameters = document()["paths"][f"/v1/sandboxes/{{id}}/{path}"]["get"]["parameters"]
+        (meanings[path],) = [each["description"] for each in parameters if each["name"] == "follow"]
+    assert "goes on" in meanings["processes/{process_id}/logs"]
+    assert "link" in meanings["files/info"]
 
 
 def test_operations_have_names_of_their_own() -> None:

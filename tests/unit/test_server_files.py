@@ -1,4 +1,4 @@
-"""What the server makes of an agent's frames about files: whole documents, exact lengths, and no trust."""
+"""What the server makes of an agent's frames about files and logs: whole documents, exact lengths, and no trust."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, e
 from atoll.protocol.files import ChangeType, FileChange, FileChanges, FileDone, FileInfo, FileList, FileType
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import encode_message
+from atoll.protocol.processes import LogEntry, LogPart, OutputStream, ProcessInfo
 from atoll.server.files import changes, content, etag, first_bytes, last_modified, listing, sized
+from atoll.server.processes import collect
 
 DONE = Frame(FrameKind.DONE, encode_message(FileDone()))
 BROKEN = error(ErrorCode.FILESYSTEM_ERROR, "the disk is broken", remedy="Get a new one.")
@@ -67,6 +69,20 @@ async def test_content_is_as_long_as_was_promised_or_breaks_off() -> None:
     for given in (frames(data(b"def"), DONE), frames(data(b"def")), frames(files(1))):
         with pytest.raises(AgentMisbehavedError):
             await joined(content(b"abc", given, 7))
+
+
+async def parts_of(*entries: list[bytes]) -> AsyncGenerator[LogPart | ProcessInfo, None]:
+    for data in entries:
+        found = [LogEntry(number=1, time=0.0, stream=OutputStream.STDOUT, data=piece) for piece in data]
+        yield LogPart(number=1, entries=found)
+
+
+async def test_a_log_is_gathered_and_what_an_agent_cannot_have_sent_ends_it() -> None:
+    assert (await collect(parts_of([b"a", b"b"], [], [b"c"]))).stdout == "abc"
+    endless = [b"x" * 2**20] * 8
+    for lie in ([[b"a", b""]], [endless] * 9):
+        with pytest.raises(AgentMisbehavedError):
+            await collect(parts_of(*lie))
 
 
 async def test_the_first_bytes_are_waited_for_until_they_tell() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import STATE_CHANGES
 from atoll.store import database, timeline
-from atoll.store.database import MIGRATIONS, NAME, Database, open_database
+from atoll.store.database import MIGRATIONS, NAME, Database, fold_log, keep_log_short, open_database
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
 
@@ -122,12 +123,16 @@ def test_the_latest_of_some_kinds_is_found(store: Database) -> None:
 
 def test_the_next_sandbox_of_an_id_begins_anew_and_its_numbers_go_on(store: Database) -> None:
     line = Timeline(store)
-    for number in (1, 2, 3):
-        line.begin_anew(A)
-        line.begin_anew(A)  # the first attempt failed
-        assert line.since(A, 0) == []
-        assert line.add(A, "destroyed", cause="a test", by="me").number == number
+    for number in (1, 3, 5):
+        created = line.begin_anew(A, "created", cause="a test", by="me")
+        assert line.since(A, 0) == [created]
+        assert created.number == number
+        line.add(A, "destroyed", cause="a test", by="me")
         line.retire(A)
+    store.execute("DELETE FROM events")
+    store.execute("INSERT INTO numbers VALUES (?, 6)", (A,))  # as an earlier version left it
+    assert line.begin_anew(A, "created", cause="a test", by="me").number == 7
+    assert store.rows("SELECT * FROM numbers") == store.rows("SELECT * FROM retired") == []
 
 
 def test_what_nothing_is_known_of_takes_no_room_among_the_destroyed(store: Database) -> None:
@@ -142,8 +147,18 @@ def test_of_the_destroyed_only_the_latest_are_remembered(store: Database, monkey
     for name in names:
         line.add(name, "created", cause="a test", by="me")
     line.retire(names[1])
-    line.retire_all_but({names[0]})  # the others were destroyed by a server that was killed
+    line.retire_all_but(names[:1].__contains__)  # the others were destroyed by a server that was killed
     assert [bool(line.since(name, 0)) for name in names] == [True, False, True, True]
+
+
+def test_the_end_of_what_a_killed_server_destroyed_is_noted(store: Database) -> None:
+    line = Timeline(store)
+    for name in (A, B):
+        line.add(name, "created", cause="a test", by="me")
+    for _ in range(2):
+        line.retire_all_but({A}.__contains__)
+    assert [event.what for event in line.since(A, 0)] == ["created"]
+    assert [event.what for event in line.since(B, 0)] == ["created", "destroyed"]
 
 
 def test_what_was_written_is_there_the_next_time(tmp_path: Path) -> None:
@@ -192,6 +207,78 @@ def test_a_database_that_cannot_be_used_is_named(tmp_path: Path, damage: str) ->
     assert caught.value.code is ErrorCode.STATE_DIRECTORY_UNUSABLE
     assert str(path) in caught.value.message
     assert caught.value.remedy
+
+
+def test_what_is_written_waits_in_the_log_until_it_is_folded_in(store: Database, tmp_path: Path) -> None:
+    path, log = tmp_path / NAME, tmp_path / f"{NAME}-wal"
+    fold_log(path)
+    size = path.stat().st_size
+    write_much(store)
+    assert path.stat().st_size == size
+    longest = log.stat().st_size
+    for _ in range(3):
+        fold_log(path)
+        write_much(store)
+    assert path.stat().st_size > size
+    assert log.stat().st_size < 1.1 * longest
+    with closing(open_database(tmp_path)) as other:
+        assert other.execute("SELECT count(*) FROM custody").fetchone() == (4 * 2000,)
+
+
+async def test_a_log_is_folded_in_when_enough_has_changed(store: Database, tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    fold_log(path)
+    size = path.stat().st_size
+    keeping = asyncio.create_task(keep_log_short(store, changes=2000, pause=0.01))
+    await asyncio.sleep(0)  # it begins
+    write_much(store)
+    try:
+        async with asyncio.timeout(60):
+            while path.stat().st_size == size:
+                await asyncio.sleep(0.01)
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+def write_much(store: Database) -> None:
+    """More than SQLite by itself leaves in a log."""
+    for _ in range(2000):
+        store.execute("INSERT INTO custody VALUES (?)", ("x" * 3000,))
+
+
+def test_damage_that_is_met_on_the_way_is_a_typed_error(tmp_path: Path) -> None:
+    with closing(open_database(tmp_path)) as connection:
+        keys, line = Keys(connection), Timeline(connection)
+        for _ in range(200):
+            _, key = keys.create("x" * 500)
+            line.add(A, "env_changed", cause="x" * 500, by="me")
+        fold_log(tmp_path / NAME)
+        damage(connection, "keys")
+        damage(connection, "events")
+    with closing(open_database(tmp_path)) as connection:
+        keys, line = Keys(connection), Timeline(connection)
+        for ask in (
+            lambda: keys.find(key),
+            keys.list,
+            lambda: line.since(A, 0),
+            lambda: line.latest(A, {"created"}),
+        ):
+            with pytest.raises(AtollError) as caught:
+                ask()
+            assert caught.value.code is ErrorCode.STATE_DIRECTORY_UNUSABLE
+
+
+def damage(connection: Database, table: str) -> None:
+    """The leaves in its middle; a query begins well at either end."""
+    query = "SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf' ORDER BY path"
+    pages = [number for (number,) in connection.execute(query, (table,))]
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    assert len(pages) > 6
+    with connection.path.open("r+b") as file:
+        for page in pages[3:-3]:
+            file.seek((page - 1) * size)
+            file.write(b"\xff" * size)
 
 
 def test_a_transaction_is_done_whole_or_not_at_all(store: Database) -> None:

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from atoll.cli.options import json_option
+from atoll.client_sync.local_server import runtime_of
 from atoll.server.run import serve as run_server
 from atoll.server.settings import IDLE_EXIT_SECONDS, Settings
 from atoll.supervisor.machine import DEFAULT_RUNTIME, DEFAULT_STATE
@@ -34,9 +35,8 @@ DEFAULT_PORT = 7070
 @click.option(
     "--runtime-dir",
     type=click.Path(path_type=Path),
-    default=DEFAULT_RUNTIME,
     envvar="ATOLL_RUNTIME_DIR",
-    show_default=True,
+    show_default=f"{DEFAULT_RUNTIME}; for another state directory one of its own",
     show_envvar=True,
     help="Where its sockets are.",
 )
@@ -48,7 +48,7 @@ def serve(
     port: int | None,
     allow_host: tuple[str, ...],
     state_dir: Path,
-    runtime_dir: Path,
+    runtime_dir: Path | None,
     embedded: bool,
     idle_exit: float,
     as_json: bool,
@@ -61,10 +61,11 @@ def serve(
     open_log(as_json=as_json)
     if host is not None and port is None:
         port = DEFAULT_PORT
+    state = state_dir.absolute()
     run_server(
         Settings(
-            state=state_dir.absolute(),
-            runtime=runtime_dir.absolute(),
+            state=state,
+            runtime=runtime_dir.absolute() if runtime_dir else runtime_of(state),
             host=host,
             port=port,
             is_embedded=embedded,

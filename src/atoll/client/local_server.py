@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import select
 import subprocess
@@ -43,9 +44,9 @@ class LocalServer:
 
     @classmethod
     def from_environment(cls) -> LocalServer:
-        state = os.environ.get("ATOLL_STATE_DIR") or STATE_DIRECTORY
-        runtime = os.environ.get("ATOLL_RUNTIME_DIR") or RUNTIME_DIRECTORY
-        return cls(Path(state).absolute(), Path(runtime).absolute())
+        state = Path(os.environ.get("ATOLL_STATE_DIR") or STATE_DIRECTORY).absolute()
+        runtime = os.environ.get("ATOLL_RUNTIME_DIR")
+        return cls(state, Path(runtime).absolute() if runtime else runtime_of(state))
 
     @property
     def address(self) -> UnixAddress:
@@ -160,6 +161,13 @@ class _Watch:
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(0))
+
+
+def runtime_of(state: Path) -> Path:
+    """Where the server of a state directory is, unless somebody says otherwise: never where that of another is."""
+    if state == Path(STATE_DIRECTORY):
+        return Path(RUNTIME_DIRECTORY)
+    return Path(f"{RUNTIME_DIRECTORY}-{hashlib.sha256(os.fsencode(state)).hexdigest()[:12]}")
 
 
 @contextmanager

@@ -1,12 +1,17 @@
 """Ids that users choose: of sandboxes, which become host names and directories, and of sessions."""
 
 import re
-from typing import NewType
+from typing import Annotated, NewType
+
+import msgspec
 
 from atoll.protocol.errors import ErrorCode, as_id, error
 
 SandboxId = NewType("SandboxId", str)
 SessionId = NewType("SessionId", str)
+# Of a session, process or terminal, as an agent says it: safe to print, and to paste into a shell. For Python alone,
+# $ is also before a last newline.
+SaidId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$(?!\n)")]
 
 MAX_ID_LENGTH = 63  # one DNS label, so that an id is a host name as it is
 _ID = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")

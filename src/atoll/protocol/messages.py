@@ -7,6 +7,7 @@ import msgspec
 from atoll.protocol import files, processes, terminals
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import Context, ErrorBody
+from atoll.protocol.ids import SaidId
 from atoll.protocol.names import named
 
 PROTOCOL_VERSION = 1
@@ -95,7 +96,7 @@ class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+    id: SaidId
     cwd: str
     created_at: Moment
     commands_waiting: int  # with the one that runs

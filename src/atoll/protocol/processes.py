@@ -17,6 +17,7 @@ import msgspec
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.durations import Moment, in_words
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
+from atoll.protocol.ids import SaidId
 
 MAX_PROCESS_ID = 63
 MAX_COMMAND_SHOWN = 1000  # bytes: 600 processes fit into one frame
@@ -55,7 +56,7 @@ class PortMode(StrEnum):
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A background process. `command` is cut short if it is long; `pid` is the one inside, of its latest start."""
 
-    id: str
+    id: SaidId
     pid: int
     command: str | list[str]
     status: ProcessStatus
@@ -285,9 +286,11 @@ def last_lines(data: bytes) -> str:
 
 
 def not_ready(process: ProcessInfo, condition: str, seconds: float | None, log: str) -> AtollError:
+    """Without a limit in `seconds` only an agent that misbehaves ends a wait."""
+    when = "before its agent ended the wait" if seconds is None else f"within {in_words(seconds)}"
     return error(
         ErrorCode.PROCESS_READY_TIMEOUT,
-        f"process {process.id!r} did not {condition} within {in_words(seconds or 0)}{_as_ending(log)}",
+        f"process {process.id!r} did not {condition} {when}{_as_ending(log)}",
         remedy="Look at its log, or give it more time with timeout=.",
         process_id=process.id,
         condition=condition,

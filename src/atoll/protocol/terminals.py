@@ -11,6 +11,7 @@ import msgspec
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import Context, ErrorCode
+from atoll.protocol.ids import SaidId
 
 REPLAY_BYTES = 256 * 1024
 MAX_WRITE = 64 * 1024  # of one WriteTerminal
@@ -21,7 +22,7 @@ DEFAULT_COLS, DEFAULT_ROWS = 80, 24
 class TerminalInfo(msgspec.Struct, frozen=True, kw_only=True):
     """`exit_code` is None while its program runs."""
 
-    id: str
+    id: SaidId
     pid: int
     cols: int
     rows: int

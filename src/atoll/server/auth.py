@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.sandboxes import MUST_EXIST
@@ -46,13 +46,13 @@ class Gate:
             answer.headers["connection"] = "close"  # a stranger's is not kept
             await answer(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, send if scope["caller"].name else closing(send))
 
     def _identify(self, scope: Scope) -> str:
         if is_unix(scope):
             return LOCAL
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        self._check_host(headers.get(b"host", ""))
+        self._check_host(headers.get(b"host", ""), scope)
         check_origin(headers)
         if scope["path"] in OPEN_PATHS:
             return ""
@@ -73,13 +73,25 @@ class Gate:
             )
         return f"key {found.id} ({found.name})"
 
-    def _check_host(self, host: str) -> None:
-        if host_name(host) not in self._hosts:
+    def _check_host(self, host: str, scope: Scope) -> None:
+        """The address that the client connected to is fine as well: no name can be made to resolve to another one."""
+        if host_name(host) not in self._hosts and host_name(host) != address_of(scope):
             raise error(
                 ErrorCode.FORBIDDEN_ORIGIN,
                 f"{host!r:.200} is not a name of this server",
                 remedy="Use its own address, or start it with --allow-host.",
             )
+
+
+def closing(send: Send) -> Send:
+    """An answer to somebody whom nobody knows: a stranger's connection is not kept."""
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return send_and_close
 
 
 def _key_of(scope: Scope, headers: dict[bytes, str]) -> str:
@@ -119,6 +131,12 @@ def host_name(host: str) -> str:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return ""
+
+
+def address_of(scope: Scope) -> str | None:
+    """The server's own, as this client sees it; always an IP address."""
+    server = scope.get("server")
+    return server[0] if server else None
 
 
 def is_unix(scope: Scope) -> bool:

@@ -107,6 +107,10 @@ class ClientConnection(HttpToolsProtocol):
         self._bytes_of_nothing, self._is_in_body = 0, False
         super().on_message_complete()
 
+    def handle_websocket_upgrade(self) -> None:
+        self._watched_flow.close()  # the WebSocket has its own, and we hear no more of this connection
+        super().handle_websocket_upgrade()
+
     def send_400_response(self, msg: str) -> None:
         """For what the parser refuses."""
         self._refuse(NOT_HTTP)
@@ -131,6 +135,27 @@ class ClientConnection(HttpToolsProtocol):
 
 
 class ClientWebSocket(WebSocketsSansIOProtocol):
+    """What its client sent before it left is still passed on, if somebody takes it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.departure = Departure()
+        self._watch = HangUpWatch(self.transport, self.loop, self.departure.happen)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch.close()
+        super().connection_lost(exc)
+        self.departure.happen()
+
+    def send_receive_event_to_app(self) -> None:
+        super().send_receive_event_to_app()
+        if self.read_paused:
+            self._watch.begin()
+
+    async def run_asgi(self) -> None:
+        self.scope["extensions"][DEPARTURE] = self.departure  # type: ignore[assignment]
+        await super().run_asgi()
+
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
@@ -166,36 +191,56 @@ def departure_of(scope: Scope) -> Departure:
     return departure
 
 
-class WatchedFlow(FlowControl):
-    """While reading is paused nobody sees the end of what the client sends: then a watch aborts the connection.
+class HangUpWatch:
+    """While reading is paused nobody sees the end of what the client sends: then this calls `act`.
 
-    It is kept once it is there, as a large body is paused again and again. What the client sent before it left is lost,
-    which matters to nobody: Uvicorn answers no one who has closed its sending side.
+    It is kept once it is there, as a large body is paused again and again.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(transport)
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+        self._transport = transport
         self._loop = loop
+        self._act = act
         self._epoll: select.epoll | None = None
-        self._has_hung_up = False
+        self.has_hung_up = False
 
-    def pause_reading(self) -> None:
-        super().pause_reading()
-        if self._has_hung_up:
-            self._transport.abort()
-        elif self._epoll is None:
+    def begin(self) -> None:
+        if self._epoll is None and not self.has_hung_up:
             self._epoll = select.epoll(1)
             self._epoll.register(self._transport.get_extra_info("socket").fileno(), select.EPOLLRDHUP)
             self._loop.add_reader(self._epoll.fileno(), self._on_hang_up)
 
     def _on_hang_up(self) -> None:
-        self._has_hung_up = True
+        self.has_hung_up = True
         self.close()
-        if self.read_paused:
-            self._transport.abort()
+        self._act()
 
     def close(self) -> None:
         if self._epoll:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
             self._epoll = None
+
+
+class WatchedFlow(FlowControl):
+    """Aborts the connection of a client that leaves while it is not read from.
+
+    What it sent before is lost, which matters to nobody: Uvicorn answers no one who has closed its sending side.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(transport)
+        self._watch = HangUpWatch(transport, loop, self._abort_if_paused)
+
+    def pause_reading(self) -> None:
+        super().pause_reading()
+        self._watch.begin()
+        if self._watch.has_hung_up:
+            self._transport.abort()
+
+    def _abort_if_paused(self) -> None:
+        if self.read_paused:
+            self._transport.abort()
+
+    def close(self) -> None:
+        self._watch.close()

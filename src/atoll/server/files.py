@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from email.utils import formatdate
 from typing import TypeVar
 from urllib.parse import parse_qsl
@@ -23,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from atoll.protocol.content_types import SNIFFED_BYTES, mime_type
-from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode
+from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
 from atoll.protocol.file_bodies import (
     CopyRequest,
     DirectoryRequest,
@@ -62,7 +62,7 @@ from atoll.server.bodies import read_json, while_client_waits
 from atoll.server.problems import bad_request, json_response, problem_response
 from atoll.server.ranges import parse_range
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
-from atoll.supervisor.agent_link import AgentConnection, decode, misbehaved
+from atoll.supervisor.agent_link import AgentConnection, AgentLink, decode, misbehaved
 
 TAR = "application/x-tar"
 INPUT_CHUNK = 256 * 1024
@@ -89,6 +89,9 @@ async def get_content(request: Request) -> Response:
     frames = answer(request, ReadFile(path=path, session_id=session_id, offset=offset, length=length))
     info = decode(decode_file_info, expect(await anext(frames), FrameKind.EVENT))
     first, is_whole = await first_bytes(frames)
+    if wanted and is_whole and not first:
+        message = f"the file ends before byte {offset}, whatever its size says"
+        raise error(ErrorCode.RANGE_NOT_SATISFIABLE, message, remedy="Read it from its beginning.", offset=offset)
     if is_whole:
         length = len(first)
     elif length is None:
@@ -265,7 +268,7 @@ class Queries:
 
 async def answer(request: Request, call: Call) -> AsyncGenerator[Frame, None]:
     """The frames of a call's answer, DONE last. The agent sends them as fast as they are taken."""
-    async with actor_of(request).use(caller_of(request)) as link, link.operation(call) as agent:
+    async with actor_of(request).answering(caller_of(request), call) as (agent, _):
         async for frame in agent.frames():
             yield frame
 
@@ -273,16 +276,23 @@ async def answer(request: Request, call: Call) -> AsyncGenerator[Frame, None]:
 async def ask(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
     """The result of a call that has nothing else."""
 
-    async def result() -> T:
-        async with actor_of(request).use(caller_of(request)) as link, link.operation(call) as agent:
+    async def result(link: AgentLink) -> T:
+        async with link.operation(call) as agent:
             return decode(decoder, expect(await agent.next_frame(), FrameKind.DONE))
 
-    return await while_client_waits(request, result())
+    return await while_client_waits(request, actor_of(request).do(caller_of(request), result))
 
 
 async def feed(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
     """The result of a call that reads the request's body."""
-    async with actor_of(request).use(caller_of(request)) as link, link.operation(call) as agent:
+    actor, caller = actor_of(request), caller_of(request)
+
+    async def begin(link: AgentLink) -> AgentConnection:
+        await link.ping()  # once some of the body has gone, nobody could send it again
+        return await stack.enter_async_context(link.operation(call))
+
+    async with actor.use(caller), AsyncExitStack() as stack:
+        agent = await actor.do(caller, begin)
         feeder = asyncio.create_task(_feed(request, agent))
         try:
             return decode(decoder, expect(await agent.next_frame(), FrameKind.DONE))

@@ -175,7 +175,7 @@ async def get_logs(request: Request) -> Response:
     call = StreamProcessLog(process_id=_process_id(request), since=since, follow=streams and _follows(request))
     parts = read_parts(actor_of(request), caller_of(request), call)
     if not streams:
-        return json_response(await _collect(parts))
+        return json_response(await while_client_waits(request, collect(parts)))
     first = await anext(parts)  # what fails before the first part is an HTTP error
     return StreamingResponse(_as_stream(first, parts), media_type=EVENT_STREAM)
 
@@ -192,15 +192,19 @@ async def ask(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
 
 async def wait(request: Request, call: WaitForPort | WaitForExit) -> ProcessInfo:
     patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
-    async with actor_of(request).use(caller_of(request)) as link, link.operation(call) as agent, deadline(patience):
-        return decode(decode_process, _done(await agent.next_frame()))
+
+    async def work(link: AgentLink) -> ProcessInfo:
+        async with link.operation(call) as agent, deadline(patience):
+            return decode(decode_process, _done(await agent.next_frame()))
+
+    return await actor_of(request).do(caller_of(request), work)
 
 
 async def read_parts(
     actor: SandboxActor, caller: Caller, call: StreamProcessLog
 ) -> AsyncGenerator[LogPart | ProcessInfo, None]:
     """The parts of a log. The last one says how the process is, for a log may have no parts."""
-    async with actor.use(caller) as link, link.operation(call) as agent:
+    async with actor.answering(caller, call) as (agent, _):
         while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
             if frame.kind is not FrameKind.EVENT:
                 raise misbehaved(f"the agent sent {frame.kind.name} for a log")
@@ -208,8 +212,8 @@ async def read_parts(
         yield decode(decode_process, frame)
 
 
-async def _collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> ProcessLogsBody:
-    output: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+async def collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> ProcessLogsBody:
+    output = {"stdout": bytearray(), "stderr": bytearray()}
     number = dropped = size = 0
     async with aclosing(parts):
         async for part in parts:
@@ -217,11 +221,13 @@ async def _collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> Proces
                 continue
             number, dropped = part.number, dropped + part.dropped
             for entry in part.entries:
-                output[entry.stream.value].append(entry.data)
+                if not entry.data:  # it costs nothing to send, and would be read for ever
+                    raise misbehaved("the agent sent an empty entry of a log")
+                output[entry.stream.value] += entry.data
                 size += len(entry.data)
             if size > MAX_LOG:
                 raise misbehaved("the agent sent more than it keeps of a log")
-    stdout, stderr = (to_text(b"".join(pieces)) for pieces in output.values())
+    stdout, stderr = (to_text(bytes(data)) for data in output.values())
     return ProcessLogsBody(
         stdout=stdout[0],
         stderr=stderr[0],

@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -27,6 +28,7 @@ from atoll.supervisor.agent_link import AgentConnection, AgentLink, Operation
 from atoll.supervisor.roster import Roster
 
 BATCH_BYTES = 256 * 1024
+TURN_FRAMES = 256  # that are passed on before others get their turn: frames may be empty, and wait for nobody
 BEGIN_SECONDS = 1.0  # most calls are done before, and need no more than one piece
 
 Rouse = Callable[[], Awaitable[None]]
@@ -83,7 +85,7 @@ class Requests:
         self.departure = departure
         self._receive = receive
         self._decoder = FrameDecoder()
-        self._frames: list[Frame] = []
+        self._frames: deque[Frame] = deque()
         self.is_over = False  # whether all of the body has come
 
     async def next(self) -> Frame | None:
@@ -96,7 +98,7 @@ class Requests:
                 self._frames += self._decoder.feed(message.get("body", b""))
             except FrameError as cause:
                 raise error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Use the SDK, or /exec.") from cause
-        return self._frames.pop(0) if self._frames else None
+        return self._frames.popleft() if self._frames else None
 
     async def feed(self, agent: AgentConnection, rouse: Rouse) -> None:
         """Standard input, as it comes: a sandbox that was put to sleep meanwhile wakes for it.
@@ -104,12 +106,16 @@ class Requests:
         Then the client's departure is all that is waited for.
         """
         try:
+            passed = 0
             while frame := await self.next():
                 if frame.kind is not FrameKind.INPUT:
                     message = f"a {frame.kind.name} frame follows the call"
                     raise error(ErrorCode.INVALID_REQUEST, message, remedy="Use the SDK, or /exec.")
                 await rouse()
                 await agent.send_frame(frame)
+                passed += 1
+                if passed % TURN_FRAMES == 0:
+                    await asyncio.sleep(0)
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             raise ClientDisconnect

@@ -64,7 +64,7 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
 STATES = ["running", "frozen", "stopped"]
 SINCE = Query("since", {"type": "integer", "minimum": 0}, "only events after this number")
 LOG_SINCE = Query("since", {"type": "integer", "minimum": 0}, "only what comes after this number")
-FOLLOW = Query("follow", {"type": "boolean"}, "whether a stream goes on with what comes")
+LOG_FOLLOW = Query("follow", {"type": "boolean"}, "whether a stream goes on with what comes")
 LABEL = Query("label", {"type": "array", "items": {"type": "string"}}, "NAME=VALUE; may be given several times")
 STATE = Query("state", {"type": "string", "enum": STATES}, "only sandboxes in this state")
 
@@ -403,7 +403,7 @@ ROUTES = (
         endpoint=processes.get_logs,
         summary="What is kept of its output; live as text/event-stream",
         tag="processes",
-        queries=(LOG_SINCE, FOLLOW),
+        queries=(LOG_SINCE, LOG_FOLLOW),
         events=processes.LogEventBody,
         answers={200: processes.ProcessLogsBody},
     ),

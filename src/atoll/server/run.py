@@ -56,6 +56,9 @@ async def _serve(settings: Settings) -> None:
     if machine is None:
         logger.info("another server is there, so this one is not needed")
         return
+    if is_listened_on(settings.socket):  # before anything in there is taken for ours
+        await machine.close()
+        raise occupied(settings.socket)
     raise_file_limit()
     async with machine, Roster(machine, Timeline(machine.database)) as roster:
         server = make_server(settings, roster, Keys(machine.database))
@@ -111,6 +114,7 @@ def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Serve
         log_level="error",  # or it notes every WebSocket with its query, and each time that a stranger speaks no HTTP
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nobody asks where a client is, and whoever is on this machine could say anything
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACEFUL_SECONDS,
     )
@@ -121,15 +125,18 @@ def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Serve
 def listening(settings: Settings) -> Iterator[list[socket.socket]]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(closing(listen_on_path(settings.socket)))]
-        stack.callback(settings.socket.unlink, missing_ok=True)
-        stack.callback(settings.socket_put_away.unlink, missing_ok=True)
+        own = settings.socket.stat()
+        stack.callback(unlink_if_own, settings.socket, own)
+        stack.callback(unlink_if_own, settings.socket_put_away, own)
         if settings.port is not None:
             sockets.append(stack.enter_context(closing(listen_on_port(settings.host or LOCAL_HOSTS[1], settings.port))))
         yield sockets
 
 
 def listen_on_path(path: Path) -> socket.socket:
-    """The state directory is ours alone by now, so what is left at this path is a dead server's."""
+    """What is left at this path by a dead server is replaced; what a server of another state listens on is not."""
+    if is_listened_on(path):
+        raise occupied(path)
     listener = socket.socket(socket.AF_UNIX)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -146,6 +153,21 @@ def listen_on_path(path: Path) -> socket.socket:
             remedy="Choose another runtime directory, or remove what is in the way.",
         ) from cause
     return listener
+
+
+def occupied(path: Path) -> AtollError:
+    return error(
+        ErrorCode.ADDRESS_NOT_USABLE,
+        f"{path} belongs to a server that runs on another state directory",
+        remedy="Give this one a directory of its own, with --runtime-dir or ATOLL_RUNTIME_DIR, or end the other.",
+        path=str(path),
+    )
+
+
+def unlink_if_own(path: Path, own: os.stat_result) -> None:
+    with suppress(FileNotFoundError):
+        if os.path.samestat(path.stat(), own):
+            path.unlink()
 
 
 @contextmanager

@@ -4,7 +4,8 @@
    client `resize` and `close`; from us `ready` after the replay, `resized`, `lost`, and as the last `exit` or `error`.
 2. The terminal is read only as fast as the client reads, and the client as fast as the program: what a client sends is
    not looked at, not even a pong, while the program takes no input. One that takes nothing for SEND_SECONDS is let go.
-3. A client that leaves ends nothing but its view.
+3. A client that leaves ends nothing but its view. What it typed before goes on to the program for as long as that takes
+   some of it, every LAST_INPUT_SECONDS.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.terminals import (
     AttachTerminal,
+    Call,
     Close,
     CloseTerminal,
     CreateTerminal,
@@ -44,6 +46,7 @@ from atoll.protocol.terminals import (
     to_words,
 )
 from atoll.server.bodies import read_json
+from atoll.server.connections import departure_of
 from atoll.server.problems import bad_request, json_response, status_of
 from atoll.server.relay import Rouse
 from atoll.server.sandboxes import actor_of, caller_of
@@ -52,14 +55,15 @@ from atoll.supervisor.agent_link import AgentConnection, AgentLink, decode
 PATH = "/v1/sandboxes/{id}/terminals/{terminal_id}"
 PROTOCOL = "atoll.terminal"
 SEND_SECONDS = 60.0
+LAST_INPUT_SECONDS = 2.0
 CLOSED, CLOSED_BY_STATUS = 1000, 4000  # an error's close code is 4000 + its HTTP status
 
 _controls: msgspec.json.Decoder[Resize | Close] = msgspec.json.Decoder(Resize | Close)
 
 
 async def list_terminals(request: Request) -> Response:
-    async with actor_of(request).use(caller_of(request)) as link:
-        return json_response(TerminalList(terminals=await ask_for_all(link)))
+    found = await actor_of(request).do(caller_of(request), ask_for_all)
+    return json_response(TerminalList(terminals=found))
 
 
 async def post_terminal(request: Request) -> Response:
@@ -72,14 +76,13 @@ async def post_terminal(request: Request) -> Response:
         env=asked.env,
         session_id=asked.session_id,
     )
-    async with actor_of(request).use(caller_of(request)) as link:
-        return json_response(await link.ask(call, decode_terminal), 201)
+    return json_response(await ask(request, call), 201)
 
 
 async def get_terminal(request: Request) -> Response:
     terminal_id = request.path_params["terminal_id"]
-    async with actor_of(request).use(caller_of(request)) as link:
-        found = [terminal for terminal in await ask_for_all(link) if terminal.id == terminal_id]
+    listed = await actor_of(request).do(caller_of(request), ask_for_all)
+    found = [terminal for terminal in listed if terminal.id == terminal_id]
     if not found:
         remedy = "Create one; list the terminals to see which there are."
         message = f"there is no terminal {terminal_id!r:.100}"
@@ -90,14 +93,16 @@ async def get_terminal(request: Request) -> Response:
 async def patch_terminal(request: Request) -> Response:
     size = await read_json(request, TerminalSize)
     call = ResizeTerminal(terminal_id=request.path_params["terminal_id"], cols=size.cols, rows=size.rows)
-    async with actor_of(request).use(caller_of(request)) as link:
-        return json_response(await link.ask(call, decode_terminal))
+    return json_response(await ask(request, call))
 
 
 async def delete_terminal(request: Request) -> Response:
-    async with actor_of(request).use(caller_of(request)) as link:
-        await link.ask(CloseTerminal(terminal_id=request.path_params["terminal_id"]), decode_terminal)
+    await ask(request, CloseTerminal(terminal_id=request.path_params["terminal_id"]))
     return Response(status_code=204)
+
+
+async def ask(request: Request, call: Call) -> TerminalInfo:
+    return await actor_of(request).do(caller_of(request), lambda link: link.ask(call, decode_terminal))
 
 
 async def ask_for_all(link: AgentLink) -> list[TerminalInfo]:
@@ -110,8 +115,9 @@ async def view(socket: WebSocket) -> None:
     call = AttachTerminal(terminal_id=socket.path_params["terminal_id"])
     try:
         actor, caller = actor_of(socket), caller_of(socket)
-        async with actor.use(caller) as link, link.operation(call) as agent:
-            await first_of(View(socket, agent).run(), Controls(socket, agent, link, partial(actor.rouse, caller)).run())
+        async with actor.answering(caller, call) as (agent, link):
+            controls = Controls(socket, agent, link, partial(actor.rouse, caller))
+            await first_of(View(socket, agent).run(), controls.run(), controls.give_up_if_left())
     except AtollError as problem:
         await tell_problem(socket, problem)
     except (WebSocketDisconnect, TimeoutError):
@@ -145,15 +151,28 @@ class Controls:
         self._agent = agent
         self._link = link
         self._terminal_id: str = socket.path_params["terminal_id"]
+        self._messages = 0
 
     async def run(self) -> None:
         while (message := await self._socket.receive())["type"] == "websocket.receive":
+            self._messages += 1
             await self._rouse()
             if message.get("bytes"):
                 await self._agent.send_frame(Frame(FrameKind.INPUT, message["bytes"]))
             elif message.get("text") is not None:
                 await self._obey(message["text"])
         raise WebSocketDisconnect(message["code"])
+
+    async def give_up_if_left(self) -> None:
+        """What the client sends is not read while its input is backed up; its departure must be seen."""
+        left = asyncio.Event()
+        with departure_of(self._socket.scope).calls(left.set):
+            await left.wait()
+        before = -1
+        while self._messages != before:
+            before = self._messages
+            await asyncio.sleep(LAST_INPUT_SECONDS)
+        raise WebSocketDisconnect
 
     async def _obey(self, text: str) -> None:
         try:

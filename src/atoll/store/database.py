@@ -2,14 +2,19 @@
 
 What is committed survives the kill of any of our processes. After a power failure the last moments may be missing, as
 they are from the sandboxes' own files; what is there is whole.
+
+No statement waits for the disk: what is written goes to the log, which is folded into the database in a thread
+(`keep_log_short`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,8 @@ from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 
 NAME = "atoll.db"
 BUSY_SECONDS = 10.0
+CHANGES_IN_LOG = 1_000  # some megabytes
+LOOK_SECONDS = 1.0
 
 # A version of the tables each, in order. What is here was run on somebody's machine: add, never change.
 MIGRATIONS = (
@@ -60,6 +67,33 @@ MIGRATIONS = (
     """,
 )
 
+logger = logging.getLogger("atoll.store")
+
+
+class Rows(sqlite3.Cursor):
+    """What a statement finds. Damage may be met at any row."""
+
+    connection: Database
+
+    def __next__(self) -> Any:
+        with self._typed():
+            return super().__next__()
+
+    def fetchone(self) -> Any:
+        with self._typed():
+            return super().fetchone()
+
+    def fetchall(self) -> list[Any]:
+        with self._typed():
+            return super().fetchall()
+
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as cause:
+            raise unusable(self.connection.path, cause) from cause
+
 
 class Database(sqlite3.Connection):
     """Each statement is a transaction of its own, but within `transaction`. What goes wrong is a typed error."""
@@ -70,16 +104,13 @@ class Database(sqlite3.Connection):
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         try:
-            return super().execute(sql, parameters)
+            return super().cursor(Rows).execute(sql, parameters)
         except sqlite3.Error as cause:
             raise unusable(self.path, cause) from cause
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Everything that a query finds, to the last row: damage may be met at any of them."""
-        try:
-            return super().execute(sql).fetchall()
-        except sqlite3.Error as cause:
-            raise unusable(self.path, cause) from cause
+        """Everything that a query finds, to the last row."""
+        return self.execute(sql).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -102,12 +133,43 @@ def open_database(state: Path) -> Database:
             connection = Database(path)
             undo.callback(connection.close)  # which also undoes half a migration
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
+            _wait_for_no_disk(connection)
             _migrate(connection)
         except (sqlite3.Error, OSError) as cause:
             raise unusable(path, cause) from cause
         undo.pop_all()
     return connection
+
+
+def _wait_for_no_disk(connection: Database) -> None:
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint=0")
+
+
+async def keep_log_short(database: Database, changes: int = CHANGES_IN_LOG, pause: float = LOOK_SECONDS) -> None:
+    """For ever. What fails is tried again: until then the log grows, and nothing is lost."""
+    folded = database.total_changes
+    while True:
+        await asyncio.sleep(pause)
+        seen = database.total_changes
+        if seen - folded >= changes:
+            try:
+                await asyncio.to_thread(fold_log, database.path)
+                folded = seen
+            except AtollError as problem:
+                logger.warning("the log of the database could not be folded in, so this is tried again: %s", problem)
+
+
+def fold_log(path: Path) -> None:
+    """Copy what is in the log to where it belongs, so that it begins anew. This waits for the disk, nobody for it."""
+    with closing(Database(path)) as connection:
+        _wait_for_no_disk(connection)
+        _, logged, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if logged == copied:
+            # The first to write into a log that begins anew waits for the disk as well. So that is us.
+            with connection.transaction():
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+                connection.execute(f"PRAGMA user_version={version}")
 
 
 def _migrate(database: Database) -> None:

@@ -7,7 +7,7 @@ Of those that were destroyed, the latest MAX_RETIRED are remembered.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextlib import closing
 from datetime import UTC, datetime
 
@@ -19,6 +19,7 @@ from atoll.store.database import Database
 
 MAX_EVENTS = 1_000
 MAX_RETIRED = 1_000
+DESTROYED = "destroyed"
 JOINED = {"oom_killed"}  # code inside can make them happen: in a row they are one, or they would push out the others
 
 _encode = msgspec.json.Encoder().encode
@@ -31,7 +32,7 @@ class Timeline:
 
     def add(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> SandboxEvent:
         last = self.last(sandbox)
-        number = (last.number if last else self._earlier(sandbox)) + 1
+        number = self._next_number(sandbox, last)
         joined = last if last and last.what == what in JOINED else None
         event = SandboxEvent(
             number=number,
@@ -75,19 +76,21 @@ class Timeline:
             events = (_decode(event) for (event,) in found)
             return next((event for event in events if event.what in kinds), None)
 
-    def begin_anew(self, sandbox: SandboxId) -> None:
-        """Forget all but the last number."""
-        last = self.last(sandbox)
+    def begin_anew(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> SandboxEvent:
+        """The first event of the next sandbox of an id takes the place of all that is known of the one before."""
+        number = self._next_number(sandbox, self.last(sandbox))
+        event = SandboxEvent(number=number, time=datetime.now(UTC), what=what, cause=cause, by=by, count=1)
         with self._database.transaction():
-            number = last.number if last else self._earlier(sandbox)
             self._forget(sandbox)
-            if number:
-                self._database.execute("INSERT INTO numbers VALUES (?, ?)", (sandbox, number))
+            self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (sandbox, number, _encode(event)))
+        return event
 
-    def _earlier(self, sandbox: SandboxId) -> int:
-        """The last number of the one before."""
+    def _next_number(self, sandbox: SandboxId, last: SandboxEvent | None) -> int:
+        if last:
+            return last.number + 1
+        # Where an earlier version began anew without an event, it left the last number here.
         found = self._database.execute("SELECT last FROM numbers WHERE sandbox = ?", (sandbox,)).fetchone()
-        return int(found[0]) if found else 0
+        return int(found[0]) + 1 if found else 1
 
     def _forget(self, sandbox: SandboxId) -> None:
         for table in ("events", "retired", "numbers"):
@@ -107,9 +110,12 @@ class Timeline:
             for (oldest,) in self._database.execute(query, (MAX_RETIRED,)).fetchall():
                 self._forget(oldest)
 
-    def retire_all_but(self, sandboxes: Container[SandboxId]) -> None:
-        """Also those whose destruction a killed server did not live to see."""
+    def retire_all_but(self, is_there: Callable[[SandboxId], bool]) -> None:
+        """Also those whose destruction a killed server did not live to note."""
         query = "SELECT sandbox FROM events UNION SELECT sandbox FROM numbers EXCEPT SELECT sandbox FROM retired"
         for (sandbox,) in self._database.execute(query).fetchall():
-            if sandbox not in sandboxes:
+            if not is_there(sandbox):
+                last = self.last(sandbox)
+                if last and last.what != DESTROYED:
+                    self.add(sandbox, DESTROYED, cause="it was asked of a server that was killed", by="atoll")
                 self.retire(sandbox)

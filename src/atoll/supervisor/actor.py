@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,18 +36,18 @@ from atoll.protocol.sandboxes import (
     Use,
     check_labels,
 )
-from atoll.supervisor.agent_link import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED, AgentLink
+from atoll.store.timeline import DESTROYED
+from atoll.supervisor.agent_link import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED, AgentConnection, AgentLink
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:
     from atoll.protocol.ids import SandboxId
-    from atoll.protocol.messages import CreateSession, SessionInfo
+    from atoll.protocol.messages import Call, CreateSession, SessionInfo
     from atoll.store.timeline import Timeline
     from atoll.supervisor.machine import Machine
 
 ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
 UNREAD_EVENTS = 256
-DESTROYED = "destroyed"
 END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
 MAX_ATTEMPTS = 3
 WATCH_PAUSE_SECONDS = 1.0
@@ -80,7 +80,7 @@ class SandboxActor:
         self._is_frozen = False
         self._in_use = 0
         self._last_used = time.monotonic()
-        self._followers: set[asyncio.Queue[SandboxEvent]] = set()
+        self._followers: set[asyncio.Queue[SandboxEvent | None]] = set()
         self._last_change: SandboxEvent | None = None  # of its state
 
     @property
@@ -125,6 +125,18 @@ class SandboxActor:
                         raise
         raise AssertionError("the last attempt returns or raises")
 
+    @asynccontextmanager
+    async def answering(self, by: Caller, call: Call) -> AsyncIterator[tuple[AgentConnection, AgentLink]]:
+        """An operation whose first frame has come; made again, as by `do`, if the agent took nothing of the call."""
+
+        async def begin(link: AgentLink) -> tuple[AgentConnection, AgentLink]:
+            agent = await stack.enter_async_context(link.operation(call))
+            await agent.wait_for_frame()
+            return agent, link
+
+        async with self.use(by), AsyncExitStack() as stack:
+            yield await self.do(by, begin)
+
     async def had_ended(self, link: AgentLink, problem: AgentLostError) -> bool:
         """Whether `problem` is that the sandbox ended by itself before its agent took anything."""
         if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:
@@ -137,9 +149,14 @@ class SandboxActor:
         async with self._change():
             if self._live is None:
                 await self._bring_up(None, by)
+            assert self._live
             await self._thaw("it was used", by)
-            assert self._link
-            return self._link
+            return self._opened_link(self._live)
+
+    def _opened_link(self, live: LiveSandbox) -> AgentLink:
+        if self._link is None:
+            self._link = AgentLink(live.agent_socket)
+        return self._link
 
     async def _thaw(self, cause: str, by: Caller) -> None:
         if self._live and self._is_frozen:
@@ -164,23 +181,21 @@ class SandboxActor:
             raise self._not_found()
         else:
             options = options or SandboxOptions()
-            self._timeline.begin_anew(self.name)
-            try:
-                live = await self._machine.create(
-                    self.name,
-                    image=options.image,
-                    limits=options.limits,
-                    env=check_lasting_variables(options.env),
-                    upkeep=to_upkeep(options),
-                )
-            except BaseException:
-                self._timeline.retire(self.name)
-                raise
+            live = await self._machine.create(
+                self.name,
+                image=options.image,
+                limits=options.limits,
+                env=check_lasting_variables(options.env),
+                upkeep=to_upkeep(options),
+            )
             self._take(live)
-            self._note("created", cause="its id was used for the first time", by=by)
+            self._note_creation("its id was used for the first time", by)
 
     async def adopt(self) -> None:
         """Take over what an earlier server left running; what ended since is stopped."""
+        last = self._timeline.last(self.name)
+        if last is None or last.what == DESTROYED:
+            self._note_creation("the server that made it was killed before it could say so", ATOLL)
         self._last_change = self._timeline.latest(self.name, STATE_CHANGES)
         try:
             live = await self._machine.adopt(self.name)
@@ -193,7 +208,8 @@ class SandboxActor:
             self._is_frozen = self._machine.engine.is_frozen(live)
 
     def _take(self, live: LiveSandbox) -> None:
-        self._live, self._link = live, AgentLink(live.agent_socket)
+        """It runs, so nothing here may fail: one that we did not know of would get a second one on its disk."""
+        self._live = live
         self._last_used = time.monotonic()
         self._watcher = asyncio.create_task(self._watch(live), name=f"watch {self.name}")
 
@@ -230,6 +246,8 @@ class SandboxActor:
     async def destroy(self, by: Caller) -> None:
         async with self._change():
             if not self._machine.is_on_record(self.name):
+                if self._timeline.last(self.name):
+                    self._note_end(by)
                 return
             if self._live is None:
                 await self._machine.remove(self.name)
@@ -238,8 +256,17 @@ class SandboxActor:
                     self._link.ending = WHEN_DESTROYED
                 await self._machine.destroy(self._live)
                 await self._let_go()
-            self._note(DESTROYED, cause="it was asked for", by=by)
-            self._timeline.retire(self.name)
+            self._note_end(by)
+
+    def _note_end(self, by: Caller) -> None:
+        """Unless it is noted. If it cannot be, whoever follows still learns of it, and the next attempt notes it."""
+        try:
+            last = self._timeline.last(self.name)
+            if last is None or last.what != DESTROYED:
+                self._note(DESTROYED, cause="it was asked for", by=by)
+                self._timeline.retire(self.name)
+        finally:
+            self._tell_followers(None)
 
     async def _let_go(self) -> None:
         """Of a sandbox that has ended."""
@@ -303,6 +330,8 @@ class SandboxActor:
 
     async def sleep_if_idle(self) -> None:
         """Freeze what nobody has used for as long as it was asked to stay awake."""
+        if not self.is_awake:  # also one whose record cannot be read
+            return
         record = self._machine.find(self.name)
         if record is None or record.upkeep.keep_alive or not self._is_idle_for(record.upkeep.sleep_after):
             return
@@ -338,15 +367,18 @@ class SandboxActor:
         return (datetime.now(UTC) - change.time).total_seconds() if change and change.what == "frozen" else 0.0
 
     async def _stop(self, cause: str, by: Caller) -> None:
-        if self._live is None or self._link is None:
+        live = self._live
+        if live is None:
             return
-        live, link = self._live, self._link
         await self._thaw("it is about to be stopped", by)
         with suppress(AtollError):  # one that does not answer is ended all the same
-            await link.ask(KillAllProcesses(), decode_process_count)  # which are told first, and given a moment
-        link.ending = WHEN_STOPPED
+            # They are told first, and given a moment.
+            await self._opened_link(live).ask(KillAllProcesses(), decode_process_count)
+        if self._link:
+            self._link.ending = WHEN_STOPPED
         await self._machine.engine.stop(live)
-        link.has_ended = True  # so that a call which it did not take any more starts it again
+        if self._link:
+            self._link.has_ended = True  # so that a call which it did not take any more starts it again
         self._note("stopped", cause=cause, by=by)
         await self._let_go()
 
@@ -411,9 +443,9 @@ class SandboxActor:
             record = await self._record_of_existing(by)
             merged = {**record.env, **changes}
             check_environment(merged)
-            if self._link:
+            if self._live:
                 await self._thaw("its variables are set", by)
-                await self._tell_environment(self._link, changes)
+                await self._tell_environment(self._opened_link(self._live), changes)
             defaults = self._machine.default_env(record)
             kept = {name: value for name, value in merged.items() if value is not None or name in defaults}
             self._machine.update(record, env=kept)
@@ -456,7 +488,7 @@ class SandboxActor:
 
         One who does not read misses some, and sees it by their numbers; the last is never missed.
         """
-        queue: asyncio.Queue[SandboxEvent] = asyncio.Queue(UNREAD_EVENTS)
+        queue: asyncio.Queue[SandboxEvent | None] = asyncio.Queue(UNREAD_EVENTS)
         self._followers.add(queue)
         try:
             for event in self.events(since):
@@ -464,24 +496,31 @@ class SandboxActor:
                 yield event
                 if event.what == DESTROYED:
                     return
-            last = self._timeline.last(self.name)
-            if last and last.what == DESTROYED and last.number <= since:
+            if not self._machine.is_on_record(self.name) and queue.empty():
                 return
-            while True:
-                event = await queue.get()
-                if event.number > since:
-                    yield event
-                if event.what == DESTROYED:
+            while told := await queue.get():
+                if told.number > since:
+                    yield told
+                if told.what == DESTROYED:
                     return
         finally:
             self._followers.discard(queue)
 
+    def _note_creation(self, cause: str, by: Caller) -> None:
+        self._tell(self._timeline.begin_anew(self.name, "created", cause=cause, by=by.name))
+
     def _note(self, what: str, *, cause: str, by: Caller) -> None:
-        event = self._timeline.add(self.name, what, cause=cause, by=by.name)
-        if what in STATE_CHANGES:
+        self._tell(self._timeline.add(self.name, what, cause=cause, by=by.name))
+
+    def _tell(self, event: SandboxEvent) -> None:
+        if event.what in STATE_CHANGES:
             self._last_change = event
+        self._tell_followers(event)
+
+    def _tell_followers(self, event: SandboxEvent | None) -> None:
+        """None is the end, after which nothing is told."""
         for queue in self._followers:
-            if queue.full() and what == DESTROYED:
+            if queue.full() and (event is None or event.what == DESTROYED):
                 queue.get_nowait()
             with suppress(asyncio.QueueFull):
                 queue.put_nowait(event)

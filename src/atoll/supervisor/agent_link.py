@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections import deque
@@ -28,8 +29,10 @@ from atoll.protocol.errors import (
     AgentLostError,
     AgentMisbehavedError,
     AgentTimeoutError,
+    AtollError,
     ErrorCode,
     from_body,
+    too_many_open_files,
 )
 from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, decode_lost, encode_frame, encode_header
 from atoll.protocol.messages import (
@@ -65,6 +68,52 @@ CONNECT_PAUSE = 0.005
 # How a Unix socket says that its peer is gone and has not read everything: while we write, and once we have written.
 UNREAD = (BrokenPipeError, ConnectionResetError)
 SENT_AHEAD = 2**20  # the kernel gives twice its default at most: large files go twice as far without a wait
+
+# An unknown code, of a newer agent, is INTERNAL_ERROR here.
+CODES_OF_AGENTS = frozenset(
+    {
+        ErrorCode.AGENT_BUSY,
+        ErrorCode.AGENT_LOST,
+        ErrorCode.COMMAND_NOT_FOUND,
+        ErrorCode.DIRECTORY_NOT_EMPTY,
+        ErrorCode.FILESYSTEM_ERROR,
+        ErrorCode.FILE_EXISTS,
+        ErrorCode.FILE_NOT_FOUND,
+        ErrorCode.FILE_TOO_LARGE,
+        ErrorCode.INTERNAL_ERROR,
+        ErrorCode.INVALID_COMMAND,
+        ErrorCode.INVALID_ENVIRONMENT,
+        ErrorCode.INVALID_PATH,
+        ErrorCode.INVALID_PORT,
+        ErrorCode.INVALID_PROCESS_ID,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_SESSION_ID,
+        ErrorCode.INVALID_SIGNAL,
+        ErrorCode.IS_DIRECTORY,
+        ErrorCode.NAME_TOO_LONG,
+        ErrorCode.NOT_A_FILE,
+        ErrorCode.NOT_DIRECTORY,
+        ErrorCode.NO_SPACE,
+        ErrorCode.PERMISSION_DENIED,
+        ErrorCode.PROCESS_EXISTS,
+        ErrorCode.PROCESS_EXITED_BEFORE_READY,
+        ErrorCode.PROCESS_EXIT_TIMEOUT,
+        ErrorCode.PROCESS_LIMIT_REACHED,
+        ErrorCode.PROCESS_NOT_FOUND,
+        ErrorCode.PROCESS_READY_TIMEOUT,
+        ErrorCode.READ_ONLY,
+        ErrorCode.RESOURCE_BUSY,
+        ErrorCode.SESSION_EXISTS,
+        ErrorCode.SESSION_NOT_FOUND,
+        ErrorCode.TERMINAL_NOT_FOUND,
+        ErrorCode.TOO_MANY_FILES,
+        ErrorCode.TOO_MANY_LINKS,
+        ErrorCode.TOO_MANY_PROCESSES,
+        ErrorCode.TOO_MANY_SESSIONS,
+        ErrorCode.TOO_MANY_TERMINALS,
+        ErrorCode.UNSAFE_ARCHIVE,
+    }
+)
 
 T = TypeVar("T")
 
@@ -108,7 +157,10 @@ class AgentLink:
     """All connections to one agent."""
 
     def __init__(self, socket_path: Path) -> None:
-        self._directory = os.open(socket_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._directory = os.open(socket_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as cause:
+            raise unreachable(cause) from cause
         # A socket's path may have 107 bytes; through a descriptor of its directory it always fits.
         self._path = f"/proc/self/fd/{self._directory}/{socket_path.name}"
         self._idle: list[AgentConnection] = []
@@ -205,7 +257,7 @@ class AgentLink:
                 remedy="The sandbox may be out of cpu; try again, or stop it.",
             ) from cause
         except OSError as cause:
-            raise not_running(f"the sandbox's agent cannot be reached: {cause.strerror}") from cause
+            raise unreachable(cause) from cause
 
     async def _connect(self) -> AgentConnection:
         peer = socket.socket(socket.AF_UNIX)
@@ -343,7 +395,7 @@ class AgentConnection(asyncio.Protocol):
         if frame.kind is FrameKind.DONE:
             self._is_busy = False
         if frame.kind is FrameKind.FAILED:  # perhaps the last words on this connection: it is not used again
-            raise from_body(decode(decode_error, frame))
+            raise failure_in(frame)
         return frame
 
     def abort(self) -> None:
@@ -387,7 +439,7 @@ class AgentConnection(asyncio.Protocol):
             self._take_lost(frame.payload)
             return
         if not self._is_busy and frame.kind is FrameKind.FAILED:
-            self._fail(from_body(decode(decode_error, frame)))  # turned away before we could ask
+            self._fail(failure_in(frame))  # turned away before we could ask
             return
         if not self._is_busy:
             raise FrameError(f"a {frame.kind.name} frame came unasked")
@@ -431,22 +483,22 @@ async def collect(connection: AgentConnection, allowed: int | None, time: deadli
 
     `time` stands still while the command waits; a command without a session waits for nobody.
     """
-    output: dict[FrameKind, list[bytes]] = {FrameKind.STDOUT: [], FrameKind.STDERR: []}
+    output = {FrameKind.STDOUT: bytearray(), FrameKind.STDERR: bytearray()}
     left = dict.fromkeys(output, allowed)
     while (frame := await connection.next_frame()).kind is not FrameKind.DONE:
         if frame.kind not in output:
             note_turn(frame, time)
             continue
-        if not frame.payload:  # it costs nothing to send, and would be kept all the same
+        if not frame.payload:  # it costs nothing to send, and would be read for ever
             raise misbehaved("the agent sent output without a byte in it")
         quota = left[frame.kind]
         if quota is not None:
             left[frame.kind] = quota = quota - len(frame.payload)
             if quota < 0:
                 raise misbehaved("the agent sent more output than was allowed")
-        output[frame.kind].append(frame.payload)
+        output[frame.kind] += frame.payload
     done = decode(decode_exec_done, frame)
-    stdout, stderr = (b"".join(chunks) for chunks in output.values())
+    stdout, stderr = (bytes(data) for data in output.values())
     return CommandOutput(stdout=stdout, stderr=stderr, done=done)
 
 
@@ -461,6 +513,12 @@ def note_turn(frame: Frame, time: deadline | None) -> None:
         time.stand_still()
     else:
         time.run()
+
+
+def unreachable(cause: OSError) -> AtollError:
+    if cause.errno in (errno.EMFILE, errno.ENFILE):
+        return too_many_open_files(cause)
+    return not_running(f"the sandbox's agent cannot be reached: {cause.strerror}")
 
 
 def not_running(message: str) -> AgentLostError:
@@ -483,8 +541,17 @@ def silent(seconds: float) -> AgentTimeoutError:
 def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
     try:
         return decoder(frame.payload)
-    except (msgspec.MsgspecError, RecursionError) as cause:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
         raise misbehaved(f"the agent's answer makes no sense: {cause}") from cause
+
+
+def failure_in(frame: Frame) -> AtollError:
+    """What a FAILED frame says, if it is for an agent to say: programs act on codes, and nobody inside directs them."""
+    problem = from_body(decode(decode_error, frame))
+    if problem.code in CODES_OF_AGENTS:
+        return problem
+    message = f"the agent failed with {problem.code}, which is not for it to say: {problem.message!r:.200}"
+    return misbehaved(message)
 
 
 class deadline:

@@ -28,7 +28,7 @@ from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
 from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
-from atoll.store.database import open_database
+from atoll.store.database import keep_log_short, open_database
 from atoll.supervisor.reconcile import Findings, reconcile
 from atoll.supervisor.record_files import take_over_files
 from atoll.supervisor.records import Records, SandboxRecord, Upkeep
@@ -81,6 +81,7 @@ class Machine:
             undo.pop_all()
         self.findings = Findings()
         self._removing = asyncio.Lock()
+        self._log_keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Machine:
         """Set right what an earlier machine left here; `findings` then says what that was."""
@@ -88,6 +89,7 @@ class Machine:
             self.findings = await reconcile(self._records, self.storage, self.engine)
             if not self.findings.damaged:  # what is damaged may be on any state of an image
                 self.images.forget({record.image_state for record in self.records()})
+            self._log_keeper = asyncio.create_task(keep_log_short(self.database), name="keep the log short")
         except BaseException:
             await self.close()
             raise
@@ -102,7 +104,10 @@ class Machine:
             rest.callback(self._lock.release)
             rest.callback(self.database.close)
             rest.callback(self.storage.close)
-            await self.engine.close()
+            rest.push_async_callback(self.engine.close)
+            if self._log_keeper:
+                self._log_keeper.cancel()
+                await asyncio.gather(self._log_keeper, return_exceptions=True)
 
     async def create(
         self,
@@ -150,6 +155,8 @@ class Machine:
     async def start(self, sandbox_id: SandboxId) -> LiveSandbox:
         """Start one that has ended, on its own disk and on the image it was made on."""
         record = self.record(sandbox_id)
+        if running := await self.engine.adopt(record.to_live()):
+            await self.engine.stop(running)  # whoever lost sight of it: two on one disk would ruin it
         rootfs = self.images.recall(record.image, record.image_state)
         spec = SandboxSpec(
             id=record.id,

@@ -38,7 +38,7 @@ class Roster:
         """Go on with what an earlier server left running."""
         for record in self._machine.records():
             await self.actor(record.id).adopt()
-        self._timeline.retire_all_but(self._actors)
+        self._timeline.retire_all_but(self._machine.is_on_record)
         self._tasks = [
             asyncio.create_task(self._put_idle_ones_to_sleep(), name="put idle sandboxes to sleep"),
             asyncio.create_task(self._check_agents(), name="look whether agents answer"),

@@ -1,0 +1,38 @@
+"""The relay's reading of a client that sends frames as fast, and as small, as it can."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from atoll.protocol.frames import FrameKind, encode_frame
+from atoll.server.connections import Departure
+from atoll.server.relay import Requests
+from atoll.supervisor.agent_link import AgentConnection, AgentLink
+
+
+async def test_frames_without_a_byte_leave_the_others_their_turns(tmp_path: Path) -> None:
+    messages: list[Message] = [
+        {"type": "http.request", "body": encode_frame(FrameKind.INPUT) * 50_000, "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    async def rouse() -> None:
+        pass
+
+    async with AgentLink(tmp_path / "agent.sock") as link:
+        feeding = asyncio.create_task(Requests(receive, Departure()).feed(AgentConnection(link), rouse))
+        turns = 0
+        while not feeding.done():
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns >= 100
+    with pytest.raises(ClientDisconnect):
+        feeding.result()
