@@ -232,7 +232,7 @@ async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Bo
         )
         sockets = kinds.pop("socket")
         assert kinds == {
-            "null": 3,
+            "null": 4,
             "anon_inode:[eventpoll]": 1,
             "oom_score_adj": 1,
             "loadavg": 1,
