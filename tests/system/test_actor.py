@@ -24,6 +24,7 @@ from atoll.protocol.sandboxes import SandboxOptions, SandboxState, UpkeepChanges
 from atoll.protocol.terminals import ListTerminals
 from atoll.store.database import Database, open_database
 from atoll.store.timeline import Timeline
+from atoll.supervisor import actor as actor_module
 from atoll.supervisor import agent_link
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink
@@ -215,26 +216,40 @@ async def test_what_waits_for_an_agent_that_answers_goes_on_waiting(machine: Mac
             assert (await waiting).kind in (FrameKind.DONE, FrameKind.STARTED)
 
 
-async def test_what_waits_for_a_sandbox_that_sleeps_goes_on_waiting(
-    machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch
+async def test_a_sandbox_that_is_told_to_sleep_does_when_nothing_is_under_way_any_more(
+    actor: SandboxActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if it is put to sleep, and woken, while its agent is looked at."""
-    monkeypatch.setattr(agent_link, "ANSWER_GRACE", 0.05)
+    monkeypatch.setattr(actor_module, "BEDTIME_SECONDS", 0.01)
     async with actor.use(ME) as link, link.operation(ExecShell(command="read line", stdin=True)) as agent:
-        waiting = asyncio.create_task(agent.next_frame())
-        stand_still(first_process(machine, actor))
-        checking = asyncio.create_task(actor.check_agent())
-        while not link.is_waited_for or not checking.done():
-            await actor.sleep(ME)
-            await actor.wake(ME)
-        os.kill(first_process(machine, actor), signal.SIGCONT)
         await actor.sleep(ME)
-        await actor.check_agent()
-        assert not waiting.done()
-        await actor.wake(ME)
+        await actor.sleep_if_idle()
+        assert (await actor.info()).state is SandboxState.RUNNING
         await agent.send_input(b"x\n")
         async with asyncio.timeout(HANG_SECONDS):
-            assert (await waiting).kind in (FrameKind.DONE, FrameKind.STARTED)
+            while (await agent.next_frame()).kind is not FrameKind.DONE:
+                pass
+    await actor.sleep_if_idle()
+    info = await actor.info()
+    assert (info.state, info.cause) == (SandboxState.FROZEN, "it was asked for")
+
+
+async def test_who_uses_a_sandbox_after_it_was_told_to_sleep_keeps_it_awake(
+    actor: SandboxActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_module, "BEDTIME_SECONDS", 0.01)
+    async with actor.use(ME):
+        await actor.sleep(ME)
+        await actor.wake(ME)
+    await actor.sleep_if_idle()
+    assert (await actor.info()).state is SandboxState.RUNNING
+
+
+async def test_an_operation_that_comes_while_a_sandbox_falls_asleep_is_carried_out(actor: SandboxActor) -> None:
+    await actor.wake(ME)
+    for number in range(20):
+        asked = [actor.sleep(ME), actor.do(ME, lambda link: link.ping()), actor.sleep(ME)]
+        async with asyncio.timeout(HANG_SECONDS):
+            await asyncio.gather(*(asked if number % 2 else reversed(asked)))
 
 
 def stand_still(process: int) -> None:

@@ -388,14 +388,16 @@ async def test_what_is_frozen_is_stopped_as_what_is_awake(server: RunningServer)
     await sandbox.aclose()
 
 
-async def test_commands_stand_still_with_their_sandbox_and_end_when_it_stops(server: RunningServer) -> None:
+async def test_a_sandbox_sleeps_after_its_commands_and_stops_in_the_middle_of_them(server: RunningServer) -> None:
     sandbox, other = server.sandbox("told"), server.sandbox("told")
     with Later() as later:
         stream = sandbox.exec_stream("echo begun; read line; echo $line", stdin=later)
         assert [(await anext(stream)).type, (await anext(stream)).data] == ["start", "begun\n"]
         await other.sleep()
-        later.give(b"woken\n")  # which is for a program inside, so it wakes
-        assert [event.data async for event in stream] == ["woken\n", ""]
+        assert (await other.status()).state is SandboxState.RUNNING
+        later.give(b"awake\n")
+        assert [event.data async for event in stream] == ["awake\n", ""]
+    await wait_for_event(other, "frozen")
     async with sandbox.exec_stream("echo begun; sleep 1000") as stream:
         assert [(await anext(stream)).type, (await anext(stream)).data] == ["start", "begun\n"]
         await other.sleep(stop=True)

@@ -102,18 +102,17 @@ async def test_a_page_types_resizes_and_learns_the_exit_code(server: RunningServ
         assert page.told[-1] == {"type": "exit", "exit_code": 9}
 
 
-async def test_what_is_typed_wakes_a_sandbox_that_was_put_to_sleep(server: RunningServer) -> None:
+async def test_a_sandbox_is_awake_for_as_long_as_somebody_looks_at_its_terminal(server: RunningServer) -> None:
     terminal = await make(server, shell="cat")
     async with dial(server, terminal["id"]) as socket:
         page = Page(socket)
         await page.until_told("ready")
-        for typed in (b"one\n", json.dumps({"type": "resize", "cols": 90, "rows": 20})):
-            assert (await server.ask("POST", "/v1/sandboxes/box/sleep")).json()["state"] == "frozen"
-            await socket.send(typed)
-            if isinstance(typed, bytes):
-                await page.until(b"one\r\none\r\n")
-            else:
-                await page.until_told("resized")
+        assert (await server.ask("POST", "/v1/sandboxes/box/sleep")).json()["state"] == "running"
+        await socket.send(b"one\n")
+        await page.until(b"one\r\none\r\n")
+    async with asyncio.timeout(HANG_SECONDS):
+        while (await server.ask("GET", "/v1/sandboxes/box")).json()["state"] != "frozen":
+            await asyncio.sleep(0.05)
 
 
 async def test_a_second_page_sees_the_replay_and_both_see_the_rest(server: RunningServer) -> None:

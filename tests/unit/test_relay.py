@@ -24,11 +24,8 @@ async def test_frames_without_a_byte_leave_the_others_their_turns(tmp_path: Path
     async def receive() -> Message:
         return messages.pop(0)
 
-    async def rouse() -> None:
-        pass
-
     async with AgentLink(tmp_path / "agent.sock") as link:
-        feeding = asyncio.create_task(Requests(receive, Departure()).feed(AgentConnection(link), rouse))
+        feeding = asyncio.create_task(Requests(receive, Departure()).feed(AgentConnection(link)))
         turns = 0
         while not feeding.done():
             await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from atoll.protocol.sandboxes import SandboxList
 def sleep(sandbox_ids: tuple[str, ...], stop: bool, url: str | None, api_key: str | None, as_json: bool) -> None:
     """Let sandboxes stand still, memory kept, until the next operation on them.
 
-    Nobody is asked: commands that somebody waits for stand still as well, and with --stop they end.
+    One that is in use falls asleep when the last command or stream has ended; with --stop these end at once.
     """
     sandboxes = [get_sandbox(name, url=url, api_key=api_key) for name in sandbox_ids]  # with a bad id none sleeps
     for sandbox in sandboxes:

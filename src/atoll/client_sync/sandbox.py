@@ -171,8 +171,9 @@ class Sandbox(Commands, Files, Processes, Terminals):
     def sleep(self, stop: bool = False) -> None:
         """Let it stand still, memory kept, until the next operation; or with `stop` end all that runs in it.
 
-        Nobody is asked: commands that somebody waits for stand still too, and with `stop` they are AGENT_LOST. One that
-        was stopped keeps its files, and starts again without its processes.
+        Background processes stand still with it. While anybody waits for an operation, or follows one, it stays awake,
+        and falls asleep after the last; with `stop` these end at once, and are AGENT_LOST. One that was stopped keeps
+        its files, and starts again without its processes.
         """
         self._link.ask("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
 

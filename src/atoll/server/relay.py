@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 from starlette.requests import ClientDisconnect
@@ -30,8 +29,6 @@ from atoll.supervisor.roster import Roster
 BATCH_BYTES = 256 * 1024
 TURN_FRAMES = 256  # that are passed on before others get their turn: frames may be empty, and wait for nobody
 BEGIN_SECONDS = 1.0  # most calls are done before, and need no more than one piece
-
-Rouse = Callable[[], Awaitable[None]]
 
 
 class Relay:
@@ -58,13 +55,12 @@ class Relay:
                 ErrorCode.INVALID_REQUEST, "the body begins with no CALL frame", remedy="Use the SDK, or /exec."
             )
         actor = roster.actor(scope["path_params"]["id"])
-        rouse = partial(actor.rouse, scope["caller"])
-        await actor.do(scope["caller"], partial(exchange, call.payload, requests, answer, rouse))
+        await actor.do(scope["caller"], partial(exchange, call.payload, requests, answer))
 
 
-async def exchange(message: bytes, requests: Requests, answer: Answer, rouse: Rouse, link: AgentLink) -> None:
+async def exchange(message: bytes, requests: Requests, answer: Answer, link: AgentLink) -> None:
     async with Operation(link, message) as agent:
-        feeder = asyncio.create_task(requests.feed(agent, rouse))
+        feeder = asyncio.create_task(requests.feed(agent))
         try:
             # What the client sends is not read while its standard input is backed up; its departure must be seen.
             with requests.departure.calls(agent.abort):
@@ -100,18 +96,14 @@ class Requests:
                 raise error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Use the SDK, or /exec.") from cause
         return self._frames.popleft() if self._frames else None
 
-    async def feed(self, agent: AgentConnection, rouse: Rouse) -> None:
-        """Standard input, as it comes: a sandbox that was put to sleep meanwhile wakes for it.
-
-        Then the client's departure is all that is waited for.
-        """
+    async def feed(self, agent: AgentConnection) -> None:
+        """Standard input, as it comes; then the client's departure is all that is waited for."""
         try:
             passed = 0
             while frame := await self.next():
                 if frame.kind is not FrameKind.INPUT:
                     message = f"a {frame.kind.name} frame follows the call"
                     raise error(ErrorCode.INVALID_REQUEST, message, remedy="Use the SDK, or /exec.")
-                await rouse()
                 await agent.send_frame(frame)
                 passed += 1
                 if passed % TURN_FRAMES == 0:

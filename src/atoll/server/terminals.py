@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -48,7 +47,6 @@ from atoll.protocol.terminals import (
 from atoll.server.bodies import read_json
 from atoll.server.connections import departure_of
 from atoll.server.problems import bad_request, json_response, status_of
-from atoll.server.relay import Rouse
 from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.agent_link import AgentConnection, AgentLink, decode
 
@@ -116,7 +114,7 @@ async def view(socket: WebSocket) -> None:
     try:
         actor, caller = actor_of(socket), caller_of(socket)
         async with actor.answering(caller, call) as (agent, link):
-            controls = Controls(socket, agent, link, partial(actor.rouse, caller))
+            controls = Controls(socket, agent, link)
             await first_of(View(socket, agent).run(), controls.run(), controls.give_up_if_left())
     except AtollError as problem:
         await tell_problem(socket, problem)
@@ -143,10 +141,9 @@ class View:
 
 
 class Controls:
-    """What the client sends, on its way to the program: a sandbox that was put to sleep meanwhile wakes for it."""
+    """What the client sends, on its way to the program."""
 
-    def __init__(self, socket: WebSocket, agent: AgentConnection, link: AgentLink, rouse: Rouse) -> None:
-        self._rouse = rouse
+    def __init__(self, socket: WebSocket, agent: AgentConnection, link: AgentLink) -> None:
         self._socket = socket
         self._agent = agent
         self._link = link
@@ -156,7 +153,6 @@ class Controls:
     async def run(self) -> None:
         while (message := await self._socket.receive())["type"] == "websocket.receive":
             self._messages += 1
-            await self._rouse()
             if message.get("bytes"):
                 await self._agent.send_frame(Frame(FrameKind.INPUT, message["bytes"]))
             elif message.get("text") is not None:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
 UNREAD_EVENTS = 256
+ASKED_FOR = "it was asked for"
+BEDTIME_SECONDS = 1.0  # who asks for sleep waits so long for what is under way, which mostly takes less
 END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
 MAX_ATTEMPTS = 3
 WATCH_PAUSE_SECONDS = 1.0
@@ -79,6 +81,9 @@ class SandboxActor:
         self._watcher: asyncio.Task[None] | None = None
         self._is_frozen = False
         self._in_use = 0
+        self._is_unused = asyncio.Event()
+        self._is_unused.set()
+        self._bedtime: Caller | None = None  # who asked for it to sleep, as soon as nothing is under way
         self._last_used = time.monotonic()
         self._followers: set[asyncio.Queue[SandboxEvent | None]] = set()
         self._last_change: SandboxEvent | None = None  # of its state
@@ -105,6 +110,8 @@ class SandboxActor:
     async def use(self, by: Caller) -> AsyncIterator[AgentLink]:
         """Its agent; the sandbox is made, started or thawed if need be, and stays awake while this lasts."""
         self._in_use += 1
+        self._is_unused.clear()
+        self._bedtime = None
         try:
             link = self._link
             if link is None or self._is_frozen or self._changes:
@@ -113,6 +120,8 @@ class SandboxActor:
         finally:
             self._in_use -= 1
             self._last_used = time.monotonic()
+            if not self._in_use:
+                self._is_unused.set()
 
     async def do(self, by: Caller, work: Callable[[AgentLink], Awaitable[T]]) -> T:
         """What `work` returns; it is done again if the sandbox had ended by itself before its agent took anything."""
@@ -263,14 +272,14 @@ class SandboxActor:
         try:
             last = self._timeline.last(self.name)
             if last is None or last.what != DESTROYED:
-                self._note(DESTROYED, cause="it was asked for", by=by)
+                self._note(DESTROYED, cause=ASKED_FOR, by=by)
                 self._timeline.retire(self.name)
         finally:
             self._tell_followers(None)
 
     async def _let_go(self) -> None:
         """Of a sandbox that has ended."""
-        live, self._live, self._is_frozen = self._live, None, False
+        live, self._live, self._is_frozen, self._bedtime = self._live, None, False, None
         if self._link:
             self._link.close()
             self._link = None
@@ -296,23 +305,29 @@ class SandboxActor:
                 live.release()
 
     async def sleep(self, by: Caller, *, stop: bool = False) -> None:
-        """Freeze it, or stop it. Commands that somebody waits for stand still with it, or end: who asks knows best."""
+        """Freeze it as soon as nothing is under way, unless it is used again before; or stop it, whatever is."""
         async with self._change():
             self._record()
             if stop:
-                await self._stop("it was asked for", by)
-            else:
-                await self._freeze("it was asked for", by)
+                await self._stop(ASKED_FOR, by)
+                return
+        self._bedtime = by
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEDTIME_SECONDS):
+                await self._is_unused.wait()
+        await self.sleep_if_told()
+
+    async def sleep_if_told(self) -> None:
+        if self._bedtime and not self._in_use:
+            async with self._change():
+                if self._bedtime and not self._in_use:
+                    await self._freeze(ASKED_FOR, self._bedtime)
+                    self._bedtime = None
 
     async def wake(self, by: Caller) -> None:
         """As any operation does by itself."""
         async with self.use(by):
             pass
-
-    async def rouse(self, by: Caller) -> None:
-        """Wake it for the sake of an operation that is under way, such as a terminal that somebody types into."""
-        if self._is_frozen:
-            await self._wake(by)
 
     async def check_agent(self) -> None:
         """One that does not answer has all that waits for it given up. Whatever it does, its first process answers."""
@@ -330,6 +345,7 @@ class SandboxActor:
 
     async def sleep_if_idle(self) -> None:
         """Freeze what nobody has used for as long as it was asked to stay awake."""
+        await self.sleep_if_told()
         if not self.is_awake:  # also one whose record cannot be read
             return
         record = self._machine.find(self.name)
@@ -427,7 +443,7 @@ class SandboxActor:
             record = await self._record_of_existing(by)
             upkeep = msgspec.structs.replace(record.upkeep, labels=labels)
             self._machine.update(record, upkeep=upkeep)
-            self._note("labels_changed", cause="it was asked for", by=by)
+            self._note("labels_changed", cause=ASKED_FOR, by=by)
 
     async def set_upkeep(self, changes: UpkeepChanges, by: Caller) -> None:
         checked = checked_upkeep(changes)
@@ -449,7 +465,7 @@ class SandboxActor:
             defaults = self._machine.default_env(record)
             kept = {name: value for name, value in merged.items() if value is not None or name in defaults}
             self._machine.update(record, env=kept)
-            self._note("env_changed", cause="it was asked for", by=by)
+            self._note("env_changed", cause=ASKED_FOR, by=by)
 
     async def _record_of_existing(self, by: Caller) -> SandboxRecord:
         """It is made, if its id is new."""
