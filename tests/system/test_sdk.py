@@ -336,6 +336,7 @@ async def test_a_command_that_was_taken_when_the_first_process_was_killed_is_los
     assert caught.value.code is ErrorCode.AGENT_LOST
     assert "its first process was killed" in caught.value.message
     assert "starts the sandbox" in caught.value.remedy
+    assert caught.value.context == {"sandbox": "killed-busy"}
     await sandbox.aclose()
 
 
@@ -460,6 +461,7 @@ async def test_destroying_ends_the_commands_that_run_with_a_typed_error(server: 
             await anext(stream)
         assert isinstance(caught.value, AtollError)
         assert caught.value.code is ErrorCode.AGENT_LOST
+        assert caught.value.context == {"sandbox": "busy"}
         assert "was destroyed" in caught.value.message
     assert await asyncio.to_thread(lambda: kept.stages(server.state)) == {}
     await sandbox.aclose()

@@ -135,7 +135,8 @@ class Unpacker:
             raise unsafe(entry.name, "is a link to nothing", "Leave it out.")
         if not self._policy.keeps_any_link and not stays_inside(entry.target, depth=len(steps) - 1):
             target = f"{os.fsdecode(entry.target)!r:.200}"
-            raise unsafe(entry.name, f"is a link that leads out of it, to {target}", "Leave it out.")
+            remedy = "Remove it, or pack the directory with tar inside the sandbox and download that file."
+            raise unsafe(entry.name, f"is a link that leads out of it, to {target}", remedy)
         _make(lambda: os.symlink(entry.target, steps[-1], dir_fd=parent), parent, steps[-1])
 
     def _enter(self, steps: list[bytes]) -> int:

@@ -61,6 +61,7 @@ async def get_session(link: SandboxLink, id: str) -> AsyncSession:
             ErrorCode.SESSION_NOT_FOUND,
             f"sandbox {link.id!r} has no session {id!r:.100}",
             remedy="create_session() makes one, list_sessions() shows those there are.",
+            session_id=session_id,
         )
     return AsyncSession(link, id)
 

@@ -235,6 +235,8 @@ def make_call(
         ErrorCode.INVALID_COMMAND,
         f"{command!r:.200} is not a command",
         remedy="Give a string for the shell, or a list of at least one word.",
+        field="command",
+        value=f"{command!r:.200}",
     )
 
 
@@ -291,7 +293,7 @@ def _as_it_comes(stdin: io.FileIO, first: bytes = b"") -> Iterator[bytes | NotYe
 
 def _no_input(stdin: object) -> AtollError:
     remedy = "Give text that can be UTF-8, bytes, or an iterable of either, such as a file."
-    return error(ErrorCode.INVALID_REQUEST, f"{stdin!r:.100} cannot be standard input", remedy=remedy)
+    return wrong_argument("stdin", stdin, "cannot be standard input", remedy)
 
 
 def _completion(done: ExecDone) -> ExecEvent:

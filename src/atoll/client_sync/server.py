@@ -300,6 +300,8 @@ def parse_url(url: str) -> tuple[Address, str]:
         ErrorCode.INVALID_REQUEST,
         f"{url!r:.200} is not the URL of a server",
         remedy="Give http://host:port, https://host or unix:///path/to/server.sock, in url=, --url or ATOLL_URL.",
+        field="url",
+        value=f"{url!r:.200}",
     )
 
 

@@ -62,6 +62,7 @@ def get_session(link: SandboxLink, id: str) -> Session:
             ErrorCode.SESSION_NOT_FOUND,
             f"sandbox {link.id!r} has no session {id!r:.100}",
             remedy="create_session() makes one, list_sessions() shows those there are.",
+            session_id=session_id,
         )
     return Session(link, id)
 

@@ -24,7 +24,7 @@ from atoll.engine.base import EventKind, LiveSandbox
 from atoll.protocol.arguments import check_lasting_variables
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import AgentLostError, AgentTimeoutError, AtollError, ErrorCode, error
+from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, AtollError, ErrorCode, error
 from atoll.protocol.processes import KillAllProcesses, decode_process_count
 from atoll.protocol.sandboxes import (
     STATE_CHANGES,
@@ -117,6 +117,9 @@ class SandboxActor:
             if link is None or self._is_frozen or self._changes:
                 link = await self._wake(by)
             yield link
+        except (AgentLostError, AgentTimeoutError, AgentMisbehavedError) as problem:
+            problem.about(sandbox=self.name)
+            raise
         finally:
             self._in_use -= 1
             self._last_used = time.monotonic()
@@ -164,7 +167,7 @@ class SandboxActor:
 
     def _opened_link(self, live: LiveSandbox) -> AgentLink:
         if self._link is None:
-            self._link = AgentLink(live.agent_socket)
+            self._link = AgentLink(live.agent_socket, self.name)
         return self._link
 
     async def _thaw(self, cause: str, by: Caller) -> None:

@@ -145,7 +145,7 @@ WHEN_STOPPED = Ending(
 )
 WHEN_DESTROYED = Ending(
     "the sandbox was destroyed while this was under way",
-    "Its files are gone with it. The next operation on its id makes a new one; events() says who destroyed it.",
+    "Its files are gone with it. events() says who destroyed it, until the next operation on its id makes a new one.",
 )
 WHEN_CLOSED = Ending(
     "the server ended while this was under way, and with it the connection to the sandbox's agent",
@@ -154,9 +154,9 @@ WHEN_CLOSED = Ending(
 
 
 class AgentLink:
-    """All connections to one agent."""
+    """All connections to one agent, that of `sandbox` if errors are to name it."""
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, sandbox: str | None = None) -> None:
         try:
             self._directory = os.open(socket_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as cause:
@@ -165,6 +165,7 @@ class AgentLink:
         self._path = f"/proc/self/fd/{self._directory}/{socket_path.name}"
         self._idle: list[AgentConnection] = []
         self._busy: set[AgentConnection] = set()
+        self.sandbox = sandbox
         self.ending = WHEN_ENDED  # what operations are told that it takes along
         self.has_ended = False  # the sandbox, by itself; set by whoever watches it
 
@@ -470,7 +471,9 @@ class AgentConnection(asyncio.Protocol):
         assert self._failure
         return self._failure
 
-    def _fail(self, failure: Exception) -> None:
+    def _fail(self, failure: AtollError) -> None:
+        if self._link.sandbox:
+            failure = failure.about(sandbox=self._link.sandbox)
         self._failure = self._failure or failure
 
     def _wake(self) -> None:
