@@ -20,7 +20,8 @@ from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AtollErr
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame, encode_lost
 from atoll.protocol.messages import Exec, ExecDone, ExecShell, Ping, encode_message
 from atoll.supervisor import agent_link
-from atoll.supervisor.agent_link import CODES_OF_AGENTS, AgentLink
+from atoll.supervisor.agent_failures import CODES_OF_AGENTS
+from atoll.supervisor.agent_link import AgentLink
 from tests.conftest import Box
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

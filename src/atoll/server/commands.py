@@ -25,7 +25,8 @@ from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
-from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, decode, patience_with
+from atoll.supervisor.agent_failures import decode
+from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, patience_with
 
 # Of each of the two streams, in one JSON document: it is made in one go, while everybody else waits.
 JSON_OUTPUT, MAX_JSON_OUTPUT = 2**20, 8 * 2**20

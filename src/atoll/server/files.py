@@ -62,7 +62,8 @@ from atoll.server.bodies import read_json, while_client_waits
 from atoll.server.problems import bad_request, json_response, problem_response
 from atoll.server.ranges import parse_range
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
-from atoll.supervisor.agent_link import AgentConnection, AgentLink, decode, misbehaved
+from atoll.supervisor.agent_failures import decode, misbehaved
+from atoll.supervisor.agent_link import AgentConnection, AgentLink
 
 TAR = "application/x-tar"
 INPUT_CHUNK = 256 * 1024

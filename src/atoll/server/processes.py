@@ -46,7 +46,8 @@ from atoll.server.commands import to_text
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
-from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink, deadline, decode, misbehaved
+from atoll.supervisor.agent_failures import decode, misbehaved
+from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink, deadline
 
 MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
 

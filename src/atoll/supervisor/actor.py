@@ -37,7 +37,8 @@ from atoll.protocol.sandboxes import (
     check_labels,
 )
 from atoll.store.timeline import DESTROYED
-from atoll.supervisor.agent_link import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED, AgentConnection, AgentLink
+from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED
+from atoll.supervisor.agent_link import AgentConnection, AgentLink
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:

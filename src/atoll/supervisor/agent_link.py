@@ -15,7 +15,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
 from collections import deque
@@ -27,12 +26,8 @@ import msgspec
 from atoll.protocol.calls import encode_call
 from atoll.protocol.errors import (
     AgentLostError,
-    AgentMisbehavedError,
     AgentTimeoutError,
     AtollError,
-    ErrorCode,
-    from_body,
-    too_many_open_files,
 )
 from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, decode_lost, encode_frame, encode_header
 from atoll.protocol.messages import (
@@ -47,11 +42,19 @@ from atoll.protocol.messages import (
     Pong,
     SessionInfo,
     SetEnvironment,
-    decode_error,
     decode_exec_done,
     decode_pong,
     decode_session,
     decode_sessions,
+)
+from atoll.supervisor.agent_failures import (
+    WHEN_ENDED,
+    decode,
+    failure_in,
+    misbehaved,
+    not_running,
+    silent,
+    unreachable,
 )
 
 if TYPE_CHECKING:
@@ -69,51 +72,6 @@ CONNECT_PAUSE = 0.005
 UNREAD = (BrokenPipeError, ConnectionResetError)
 SENT_AHEAD = 2**20  # the kernel gives twice its default at most: large files go twice as far without a wait
 
-# An unknown code, of a newer agent, is INTERNAL_ERROR here.
-CODES_OF_AGENTS = frozenset(
-    {
-        ErrorCode.AGENT_BUSY,
-        ErrorCode.AGENT_LOST,
-        ErrorCode.COMMAND_NOT_FOUND,
-        ErrorCode.DIRECTORY_NOT_EMPTY,
-        ErrorCode.FILESYSTEM_ERROR,
-        ErrorCode.FILE_EXISTS,
-        ErrorCode.FILE_NOT_FOUND,
-        ErrorCode.FILE_TOO_LARGE,
-        ErrorCode.INTERNAL_ERROR,
-        ErrorCode.INVALID_COMMAND,
-        ErrorCode.INVALID_ENVIRONMENT,
-        ErrorCode.INVALID_PATH,
-        ErrorCode.INVALID_PORT,
-        ErrorCode.INVALID_PROCESS_ID,
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.INVALID_SESSION_ID,
-        ErrorCode.INVALID_SIGNAL,
-        ErrorCode.IS_DIRECTORY,
-        ErrorCode.NAME_TOO_LONG,
-        ErrorCode.NOT_A_FILE,
-        ErrorCode.NOT_DIRECTORY,
-        ErrorCode.NO_SPACE,
-        ErrorCode.PERMISSION_DENIED,
-        ErrorCode.PROCESS_EXISTS,
-        ErrorCode.PROCESS_EXITED_BEFORE_READY,
-        ErrorCode.PROCESS_EXIT_TIMEOUT,
-        ErrorCode.PROCESS_LIMIT_REACHED,
-        ErrorCode.PROCESS_NOT_FOUND,
-        ErrorCode.PROCESS_READY_TIMEOUT,
-        ErrorCode.READ_ONLY,
-        ErrorCode.RESOURCE_BUSY,
-        ErrorCode.SESSION_EXISTS,
-        ErrorCode.SESSION_NOT_FOUND,
-        ErrorCode.TERMINAL_NOT_FOUND,
-        ErrorCode.TOO_MANY_FILES,
-        ErrorCode.TOO_MANY_LINKS,
-        ErrorCode.TOO_MANY_PROCESSES,
-        ErrorCode.TOO_MANY_SESSIONS,
-        ErrorCode.TOO_MANY_TERMINALS,
-        ErrorCode.UNSAFE_ARCHIVE,
-    }
-)
 
 T = TypeVar("T")
 
@@ -124,33 +82,6 @@ class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
     stdout: bytes
     stderr: bytes
     done: ExecDone
-
-
-class Ending(msgspec.Struct, frozen=True):
-    """What becomes of operations that are under way when a sandbox ends."""
-
-    message: str
-    remedy: str
-
-
-WHEN_ENDED = Ending(
-    "the sandbox ended while this was under way: its first process was killed, or hung up",
-    "It may have been done in part. Look, then ask again: that starts the sandbox, with its files, without what ran. "
-    "Its events() say what is known.",
-)
-WHEN_STOPPED = Ending(
-    "the sandbox was stopped while this was under way",
-    "It may have been done in part. Look, then ask again: that starts the sandbox, with its files, without what ran. "
-    "Its events() say who stopped it.",
-)
-WHEN_DESTROYED = Ending(
-    "the sandbox was destroyed while this was under way",
-    "Its files are gone with it. events() says who destroyed it, until the next operation on its id makes a new one.",
-)
-WHEN_CLOSED = Ending(
-    "the server ended while this was under way, and with it the connection to the sandbox's agent",
-    "It may have been done in part. Look, then ask again: the sandbox lives on.",
-)
 
 
 class AgentLink:
@@ -516,45 +447,6 @@ def note_turn(frame: Frame, time: deadline | None) -> None:
         time.stand_still()
     else:
         time.run()
-
-
-def unreachable(cause: OSError) -> AtollError:
-    if cause.errno in (errno.EMFILE, errno.ENFILE):
-        return too_many_open_files(cause)
-    return not_running(f"the sandbox's agent cannot be reached: {cause.strerror}")
-
-
-def not_running(message: str) -> AgentLostError:
-    remedy = "Ask again: that starts the sandbox, with its files, or makes a new one if it was destroyed."
-    return AgentLostError(message, code=ErrorCode.SANDBOX_NOT_RUNNING, remedy=remedy)
-
-
-def misbehaved(what: str) -> AgentMisbehavedError:
-    return AgentMisbehavedError(what, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
-
-
-def silent(seconds: float) -> AgentTimeoutError:
-    return AgentTimeoutError(
-        f"the sandbox's agent did not answer within {seconds:g} seconds",
-        remedy="Something may have stopped it, or left it no cpu. Ask again; if that fails too, sleep(stop=True) ends "
-        "what runs in the sandbox and keeps its files, destroy() ends both.",
-    )
-
-
-def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
-    try:
-        return decoder(frame.payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
-        raise misbehaved(f"the agent's answer makes no sense: {cause}") from cause
-
-
-def failure_in(frame: Frame) -> AtollError:
-    """What a FAILED frame says, if it is for an agent to say: programs act on codes, and nobody inside directs them."""
-    problem = from_body(decode(decode_error, frame))
-    if problem.code in CODES_OF_AGENTS:
-        return problem
-    message = f"the agent failed with {problem.code}, which is not for it to say: {problem.message!r:.200}"
-    return misbehaved(message)
 
 
 class deadline:
