@@ -27,7 +27,6 @@ from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, AtollError, ErrorCode, error
 from atoll.protocol.processes import KillAllProcesses, decode_process_count
 from atoll.protocol.sandboxes import (
-    STATE_CHANGES,
     SandboxEvent,
     SandboxInfo,
     SandboxOptions,
@@ -36,9 +35,9 @@ from atoll.protocol.sandboxes import (
     Use,
     check_labels,
 )
-from atoll.store.timeline import DESTROYED
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED
 from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.history import History
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from atoll.supervisor.machine import Machine
 
 ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
-UNREAD_EVENTS = 256
 ASKED_FOR = "it was asked for"
 BEDTIME_SECONDS = 1.0  # who asks for sleep waits so long for what is under way, which mostly takes less
 END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
@@ -74,7 +72,7 @@ class SandboxActor:
     def __init__(self, name: SandboxId, machine: Machine, timeline: Timeline) -> None:
         self.name = name
         self._machine = machine
-        self._timeline = timeline
+        self._history = History(name, timeline)
         self._lock = asyncio.Lock()
         self._changes = 0
         self._live: LiveSandbox | None = None
@@ -86,8 +84,6 @@ class SandboxActor:
         self._is_unused.set()
         self._bedtime: Caller | None = None  # who asked for it to sleep, as soon as nothing is under way
         self._last_used = time.monotonic()
-        self._followers: set[asyncio.Queue[SandboxEvent | None]] = set()
-        self._last_change: SandboxEvent | None = None  # of its state
 
     @property
     def is_awake(self) -> bool:
@@ -96,7 +92,7 @@ class SandboxActor:
     @property
     def is_in_use(self) -> bool:
         """Whether somebody holds it, or waits for it: then there must be no second actor of its id."""
-        return self._in_use > 0 or self._changes > 0 or bool(self._followers)
+        return self._in_use > 0 or self._changes > 0 or self._history.is_followed
 
     @asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
@@ -202,18 +198,18 @@ class SandboxActor:
                 upkeep=to_upkeep(options),
             )
             self._take(live)
-            self._note_creation("its id was used for the first time", by)
+            self._history.begin(cause="its id was used for the first time", by=by.name)
 
     async def adopt(self) -> None:
         """Take over what an earlier server left running; what ended since is stopped."""
-        last = self._timeline.last(self.name)
-        if last is None or last.what == DESTROYED:
-            self._note_creation("the server that made it was killed before it could say so", ATOLL)
-        self._last_change = self._timeline.latest(self.name, STATE_CHANGES)
+        if self._history.is_empty or self._history.has_ended:
+            self._history.begin(cause="the server that made it was killed before it could say so", by=ATOLL.name)
+        self._history.recall()
         try:
             live = await self._machine.adopt(self.name)
         except AtollError:
-            if self._last_change and self._last_change.what != "stopped":
+            change = self._history.last_change
+            if change and change.what != "stopped":
                 self._note("stopped", cause="it ended while no server ran", by=KERNEL)
             return
         self._take(live)
@@ -232,7 +228,7 @@ class SandboxActor:
             continue
         async with self._change():
             if self._live is live:
-                self._note_if_possible("stopped", cause="its first process was killed", by=KERNEL)
+                self._history.note_if_possible("stopped", cause="its first process was killed", by=KERNEL.name)
                 if self._link:
                     self._link.has_ended = True
                 await self._let_go()
@@ -242,25 +238,18 @@ class SandboxActor:
         try:
             async for event in self._machine.engine.events(live):
                 if event.kind is EventKind.OOM_KILLED:
-                    self._note_if_possible("oom_killed", cause="it used all the memory it may", by=KERNEL)
+                    self._history.note_if_possible("oom_killed", cause="it used all the memory it may", by=KERNEL.name)
         except OSError as cause:
             logger.warning("sandbox %s cannot be watched, so this is tried again: %s", self.name, cause)
             await asyncio.sleep(WATCH_PAUSE_SECONDS)
             return False
         return True
 
-    def _note_if_possible(self, what: str, *, cause: str, by: Caller) -> None:
-        """Of what happened by itself: there is nobody to tell that it could not be noted, and it is no less true."""
-        try:
-            self._note(what, cause=cause, by=by)
-        except AtollError as problem:
-            logger.error("%r of sandbox %s is missing from its timeline: %s", what, self.name, problem)
-
     async def destroy(self, by: Caller) -> None:
         async with self._change():
             if not self._machine.is_on_record(self.name):
-                if self._timeline.last(self.name):
-                    self._note_end(by)
+                if not self._history.is_empty:
+                    self._history.end(cause=ASKED_FOR, by=by.name)
                 return
             if self._live is None:
                 await self._machine.remove(self.name)
@@ -269,17 +258,7 @@ class SandboxActor:
                     self._link.ending = WHEN_DESTROYED
                 await self._machine.destroy(self._live)
                 await self._let_go()
-            self._note_end(by)
-
-    def _note_end(self, by: Caller) -> None:
-        """Unless it is noted. If it cannot be, whoever follows still learns of it, and the next attempt notes it."""
-        try:
-            last = self._timeline.last(self.name)
-            if last is None or last.what != DESTROYED:
-                self._note(DESTROYED, cause=ASKED_FOR, by=by)
-                self._timeline.retire(self.name)
-        finally:
-            self._tell_followers(None)
+            self._history.end(cause=ASKED_FOR, by=by.name)
 
     async def _let_go(self) -> None:
         """Of a sandbox that has ended."""
@@ -335,13 +314,13 @@ class SandboxActor:
 
     async def check_agent(self) -> None:
         """One that does not answer has all that waits for it given up. Whatever it does, its first process answers."""
-        link, change = self._link, self._last_change
+        link, change = self._link, self._history.last_change
         if link is None or self._is_frozen or not link.is_waited_for:
             return
         try:
             await link.ping()
         except AgentTimeoutError:
-            if self._last_change is change:  # it has not been asleep meanwhile
+            if self._history.last_change is change:  # it has not been asleep meanwhile
                 logger.warning("the agent of sandbox %s does not answer", self.name)
                 link.give_up()
         except AgentLostError:  # it ends just now, which others see to
@@ -383,7 +362,7 @@ class SandboxActor:
 
     def _asleep_for(self) -> float:
         """By the timeline, which knows it also of what an earlier server put to sleep."""
-        change = self._last_change
+        change = self._history.last_change
         return (datetime.now(UTC) - change.time).total_seconds() if change and change.what == "frozen" else 0.0
 
     async def _stop(self, cause: str, by: Caller) -> None:
@@ -403,7 +382,7 @@ class SandboxActor:
         await self._let_go()
 
     async def info(self) -> SandboxInfo:
-        record, change = self._record(), self._last_change
+        record, change = self._record(), self._history.last_change
         return SandboxInfo(
             id=self.name,
             state=self._state(),
@@ -498,52 +477,17 @@ class SandboxActor:
             self._note(what, cause=f"{session_id!r} was asked for", by=by)
 
     def events(self, since: int) -> list[SandboxEvent]:
-        events = self._timeline.since(self.name, since)
-        if not events and not self._timeline.last(self.name):
+        events = self._history.since(since)
+        if not events and self._history.is_empty:
             self._record()
         return events
 
-    async def follow(self, since: int) -> AsyncGenerator[SandboxEvent, None]:
-        """History first, then as they happen, to the end of the sandbox.
-
-        One who does not read misses some, and sees it by their numbers; the last is never missed.
-        """
-        queue: asyncio.Queue[SandboxEvent | None] = asyncio.Queue(UNREAD_EVENTS)
-        self._followers.add(queue)
-        try:
-            for event in self.events(since):
-                since = event.number
-                yield event
-                if event.what == DESTROYED:
-                    return
-            if not self._machine.is_on_record(self.name) and queue.empty():
-                return
-            while told := await queue.get():
-                if told.number > since:
-                    yield told
-                if told.what == DESTROYED:
-                    return
-        finally:
-            self._followers.discard(queue)
-
-    def _note_creation(self, cause: str, by: Caller) -> None:
-        self._tell(self._timeline.begin_anew(self.name, "created", cause=cause, by=by.name))
+    def follow(self, since: int) -> AsyncGenerator[SandboxEvent, None]:
+        """What was, then what happens, to the end of the sandbox."""
+        return self._history.follow(since, lambda: self._machine.is_on_record(self.name))
 
     def _note(self, what: str, *, cause: str, by: Caller) -> None:
-        self._tell(self._timeline.add(self.name, what, cause=cause, by=by.name))
-
-    def _tell(self, event: SandboxEvent) -> None:
-        if event.what in STATE_CHANGES:
-            self._last_change = event
-        self._tell_followers(event)
-
-    def _tell_followers(self, event: SandboxEvent | None) -> None:
-        """None is the end, after which nothing is told."""
-        for queue in self._followers:
-            if queue.full() and (event is None or event.what == DESTROYED):
-                queue.get_nowait()
-            with suppress(asyncio.QueueFull):
-                queue.put_nowait(event)
+        self._history.note(what, cause=cause, by=by.name)
 
     def _record(self) -> SandboxRecord:
         record = self._machine.find(self.name)

@@ -1,0 +1,109 @@
+"""What happened to one sandbox: noted on the timeline, and told to whoever follows it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from atoll.protocol.errors import AtollError
+from atoll.protocol.sandboxes import STATE_CHANGES, SandboxEvent
+from atoll.store.timeline import DESTROYED
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from atoll.protocol.ids import SandboxId
+    from atoll.store.timeline import Timeline
+
+UNREAD_EVENTS = 256
+
+logger = logging.getLogger("atoll.supervisor")
+
+
+class History:
+    def __init__(self, sandbox: SandboxId, timeline: Timeline) -> None:
+        self._sandbox = sandbox
+        self._timeline = timeline
+        self._followers: set[asyncio.Queue[SandboxEvent | None]] = set()
+        self.last_change: SandboxEvent | None = None  # of its state
+
+    @property
+    def is_empty(self) -> bool:
+        return self._timeline.last(self._sandbox) is None
+
+    @property
+    def has_ended(self) -> bool:
+        last = self._timeline.last(self._sandbox)
+        return last is not None and last.what == DESTROYED
+
+    @property
+    def is_followed(self) -> bool:
+        return bool(self._followers)
+
+    def recall(self) -> None:
+        """Go on with what an earlier server noted."""
+        self.last_change = self._timeline.latest(self._sandbox, STATE_CHANGES)
+
+    def begin(self, *, cause: str, by: str) -> None:
+        """It was created. What is known of an earlier one of its id goes."""
+        self._tell(self._timeline.begin_anew(self._sandbox, "created", cause=cause, by=by))
+
+    def note(self, what: str, *, cause: str, by: str) -> None:
+        self._tell(self._timeline.add(self._sandbox, what, cause=cause, by=by))
+
+    def note_if_possible(self, what: str, *, cause: str, by: str) -> None:
+        """Of what happened by itself: there is nobody to tell that it could not be noted, and it is no less true."""
+        try:
+            self.note(what, cause=cause, by=by)
+        except AtollError as problem:
+            logger.error("%r of sandbox %s is missing from its timeline: %s", what, self._sandbox, problem)
+
+    def end(self, *, cause: str, by: str) -> None:
+        """It was destroyed. If that cannot be noted, whoever follows still learns of it, and the next try notes it."""
+        try:
+            if not self.has_ended:
+                self.note(DESTROYED, cause=cause, by=by)
+                self._timeline.retire(self._sandbox)
+        finally:
+            self._tell_followers(None)
+
+    def since(self, number: int) -> list[SandboxEvent]:
+        return self._timeline.since(self._sandbox, number)
+
+    async def follow(self, since: int, exists: Callable[[], bool]) -> AsyncGenerator[SandboxEvent, None]:
+        """What was first, then what happens, to the end of the sandbox; `exists` says whether that is yet to come.
+
+        One who does not read misses some, and sees it by their numbers; the last is never missed.
+        """
+        queue: asyncio.Queue[SandboxEvent | None] = asyncio.Queue(UNREAD_EVENTS)
+        self._followers.add(queue)
+        try:
+            for event in self.since(since):
+                since = event.number
+                yield event
+                if event.what == DESTROYED:
+                    return
+            if not exists() and queue.empty():
+                return
+            while told := await queue.get():
+                if told.number > since:
+                    yield told
+                if told.what == DESTROYED:
+                    return
+        finally:
+            self._followers.discard(queue)
+
+    def _tell(self, event: SandboxEvent) -> None:
+        if event.what in STATE_CHANGES:
+            self.last_change = event
+        self._tell_followers(event)
+
+    def _tell_followers(self, event: SandboxEvent | None) -> None:
+        """None is the end, after which nothing is told."""
+        for queue in self._followers:
+            if queue.full() and (event is None or event.what == DESTROYED):
+                queue.get_nowait()
+            with suppress(asyncio.QueueFull):
+                queue.put_nowait(event)
