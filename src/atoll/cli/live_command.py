@@ -60,6 +60,9 @@ class CommandWithWords(click.Command):
         except AfterwardsError as failure:
             tell(failure.problem, as_json=context.params["as_json"])
             context.exit(NOT_KNOWN)
+        except OutputError as problem:
+            tell(problem, as_json=context.params["as_json"])
+            context.exit(NOT_KNOWN)
 
 
 class AfterwardsError(Exception):
@@ -68,6 +71,10 @@ class AfterwardsError(Exception):
     def __init__(self, problem: AtollError) -> None:
         super().__init__(str(problem))
         self.problem = problem
+
+
+class OutputError(OSError):
+    """What came from a sandbox cannot be written here."""
 
 
 def exit_code_of(problem: AtollError) -> int:
@@ -142,6 +149,11 @@ def write_all(descriptor: int, data: bytes) -> None:
             left = left[os.write(descriptor, left) :]
         except BlockingIOError:  # whoever shares it with us has made it so
             select.select([], [descriptor], [])
+        except BrokenPipeError:  # which ends us as it ends every program in a pipeline
+            raise
+        except OSError as cause:
+            name = "standard output" if descriptor == STDOUT else "standard error"
+            raise OutputError(f"{name} cannot be written: {cause.strerror}") from cause
 
 
 def to_body(result: ExecResult) -> ExecResultBody:
