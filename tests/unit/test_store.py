@@ -225,6 +225,18 @@ def test_what_is_written_waits_in_the_log_until_it_is_folded_in(store: Database,
         assert other.execute("SELECT count(*) FROM custody").fetchone() == (4 * 2000,)
 
 
+def test_a_log_that_has_grown_long_is_made_short(store: Database, tmp_path: Path) -> None:
+    """It begins anew by itself only where nobody writes while it is folded in."""
+    path, log = tmp_path / NAME, tmp_path / f"{NAME}-wal"
+    write_much(store)
+    assert log.stat().st_size > 2**20
+    fold_log(path, longest=2**20)
+    assert log.stat().st_size < 2**20
+    write_much(store)
+    with closing(open_database(tmp_path)) as other:
+        assert other.execute("SELECT count(*) FROM custody").fetchone() == (2 * 2000,)
+
+
 async def test_a_log_is_folded_in_when_enough_has_changed(store: Database, tmp_path: Path) -> None:
     path = tmp_path / NAME
     fold_log(path)

@@ -23,6 +23,7 @@ from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 NAME = "atoll.db"
 BUSY_SECONDS = 10.0
 CHANGES_IN_LOG = 1_000  # some megabytes
+LONG_LOG = 32 * 2**20  # bytes
 LOOK_SECONDS = 1.0
 
 # A version of the tables each, in order. What is here was run on somebody's machine: add, never change.
@@ -160,11 +161,17 @@ async def keep_log_short(database: Database, changes: int = CHANGES_IN_LOG, paus
                 logger.warning("the log of the database could not be folded in, so this is tried again: %s", problem)
 
 
-def fold_log(path: Path) -> None:
-    """Copy what is in the log to where it belongs, so that it begins anew. This waits for the disk, nobody for it."""
+def fold_log(path: Path, longest: int = LONG_LOG) -> None:
+    """Copy what is in the log to where it belongs, so that it begins anew. This waits for the disk, nobody for it.
+
+    It begins anew only where nobody writes meanwhile. If somebody always does, and it has grown long, they wait for the
+    little that is left.
+    """
     with closing(Database(path)) as connection:
         _wait_for_no_disk(connection)
         _, logged, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if path.with_name(f"{path.name}-wal").stat().st_size > longest:
+            _, logged, copied = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if logged == copied:
             # The first to write into a log that begins anew waits for the disk as well. So that is us.
             with connection.transaction():
