@@ -22,6 +22,7 @@ from tests.system.serving import RunningServer
 
 ATOLL = (sys.executable, "-m", "atoll.cli")
 PROMPT = b"# "
+END = b"(nothing comes after this)"
 
 
 class Person:
@@ -53,13 +54,17 @@ class Person:
         return termios.tcgetattr(self._slave)
 
     async def exit_code(self) -> int:
-        """Of the program; what it says last is read meanwhile, or it would wait for us."""
+        """Of the program, with all it has said seen: it is read meanwhile, or the program would wait for us."""
         descriptor = os.pidfd_open(self.process.pid)
         try:
-            while not await _readable(descriptor, self._master) & {descriptor}:
+            while descriptor not in await _readable(descriptor, self._master):
                 self.seen += os.read(self._master, 65_536)
         finally:
             os.close(descriptor)
+        os.write(self._slave, END)  # the kernel passes on what was written in its own time: this comes after it
+        while not self.seen.endswith(END):
+            self.seen += await self._read()
+        del self.seen[-len(END) :]
         return self.process.wait()
 
     async def _read(self) -> bytes:
@@ -203,7 +208,8 @@ async def test_a_terminal_that_runs_already_is_attached_to_and_not_ended(server:
         await somebody.until(b"earlier\r\n")
         somebody.type(b"mine\r")
         await somebody.until(b"mine\r\nmine\r\n")
-        assert (await terminals(server))[0]["cols"] == 97
+        while (await terminals(server))[0]["cols"] != 97:  # it is told in its own time
+            await asyncio.sleep(0.01)
         somebody.process.send_signal(signal.SIGTERM)
         assert await somebody.exit_code() == 143
     assert (await terminals(server))[0]["exit_code"] is None
