@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -22,6 +23,13 @@ from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_le
 IMAGES = ("host", "busybox")
 ALONE = {"contract", "hostile"}  # directories of tests that look for every left-over, or compare times
 _numbers = itertools.count()
+
+
+def pytest_configure() -> None:
+    """A shell that puts us in the background, and nohup, have us ignore signals, which all that we start inherits."""
+    for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, action)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

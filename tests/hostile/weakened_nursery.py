@@ -173,7 +173,7 @@ def without_back_pressure() -> None:
 
 
 def without_oom_order() -> None:
-    commands.OOM_SCORE_OF_COMMANDS = commands.OOM_SCORE_OF_AGENT
+    commands.MOST_OOM_SCORE = int(commands.OOM_SCORE_OF_AGENT)
 
 
 def without_limit(**unlimited: int) -> None:

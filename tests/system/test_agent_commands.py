@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.limits import MIB, MIN_MEMORY
 from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink, CommandOutput
 from atoll.supervisor.machine import Machine
@@ -227,11 +228,15 @@ async def test_commands_are_killed_before_the_agent_when_memory_runs_out(box: Bo
     assert await box.text("cat /proc/1/oom_score_adj") == "0"
 
 
-async def test_commands_while_memory_is_short_do_not_cost_the_agent(machine: Machine) -> None:
-    live = await machine.create("short", image="busybox", limits={"memory": "24MiB"})
-    hog = "dd if=/dev/zero of=/dev/null bs=20M count=200"
+@pytest.mark.parametrize("memory", [MIN_MEMORY, 40 * MIB, 64 * MIB])
+@pytest.mark.parametrize("hogs_in_all", [6, 16])
+async def test_commands_while_memory_is_short_do_not_cost_the_agent(
+    machine: Machine, memory: int, hogs_in_all: int
+) -> None:
+    """Each hog grows until it is killed; of many, each is still smaller than the agent when memory runs out."""
+    live = await machine.create("short", image="busybox", limits={"memory": memory})
     async with AgentLink(live.agent_socket) as link:
-        hogs = [asyncio.create_task(link.run(Exec(argv=["sh", "-c", hog]))) for _ in range(6)]
+        hogs = [asyncio.create_task(link.run(Exec(argv=["sort", "/dev/zero"]))) for _ in range(hogs_in_all)]
         while not all(task.done() for task in hogs):
             with suppress(AtollError):
                 await link.run(Exec(argv=["true"]))

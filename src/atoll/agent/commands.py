@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from atoll.agent.reaper import Reaper
 
 KILL_GRACE_SECONDS = 0.5
-OOM_SCORE_OF_COMMANDS, OOM_SCORE_OF_AGENT = b"500", b"0"  # the kernel's OOM killer takes commands first
+# The kernel's OOM killer takes whoever has the most memory, to which it adds a score in thousandths of what there is.
+LEAST_OOM_SCORE, MOST_OOM_SCORE, OOM_SCORE_OF_AGENT = 500, 1000, b"0"
+WEIGHT_OF_AGENT = 24 * 2**20  # in its eyes, with some margin; most of it is shared with other agents
 
 
 class CommandRunner:
@@ -42,6 +44,7 @@ class CommandRunner:
         self.loop = loop
         self.env = Environment({})
         self.running: set[object] = set()
+        self.oom_score = LEAST_OOM_SCORE
         self.guard = SpawnGuard()
         self.reaper = reaper
         self.drains = Drains(loop)
@@ -50,13 +53,13 @@ class CommandRunner:
 
     def open(self) -> None:
         """What needs a descriptor. /proc/self must be ours at this moment."""
-        self._oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        self._own_oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         self.births.open()
         limit.open()
         reserve.open()
 
     def close(self) -> None:
-        os.close(self._oom_score)
+        os.close(self._own_oom_score)
         self.births.close()
         limit.close()
         reserve.close()
@@ -81,20 +84,25 @@ class CommandRunner:
         with self.guard:
             pipes = Pipes(call.stdin)
             pid = spawn(call, pipes, self.env, base)
-            take_first(pid)
+            take_first(pid, self.oom_score)
         return pid, pipes
 
     @contextmanager
     def commands_oom_score(self) -> Iterator[None]:
         """Around a fork: the child inherits the score, and cannot raise it itself while it is a copy of us."""
-        os.pwrite(self._oom_score, OOM_SCORE_OF_COMMANDS, 0)
+        os.pwrite(self._own_oom_score, b"%d" % self.oom_score, 0)
         try:
             yield
         finally:
-            os.pwrite(self._oom_score, OOM_SCORE_OF_AGENT, 0)
+            os.pwrite(self._own_oom_score, OOM_SCORE_OF_AGENT, 0)
 
 
-def take_first(pid: int) -> None:
+def oom_score_of_commands(memory: int) -> int:
+    """In a sandbox that has `memory` bytes: so high that even the smallest command is taken before the agent."""
+    return min(max(LEAST_OOM_SCORE, 1000 * WEIGHT_OF_AGENT // memory), MOST_OOM_SCORE)
+
+
+def take_first(pid: int, oom_score: int) -> None:
     """Of a command that has been exec'd: should memory run out, the kernel shall take it before the agent.
 
     To raise our own score while it is spawned would be quicker, and would make us the first to be taken in that moment.
@@ -102,7 +110,7 @@ def take_first(pid: int) -> None:
     with suppress(OSError):  # it has ended, or is a program that nobody may look into
         score = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(score, OOM_SCORE_OF_COMMANDS)
+            os.write(score, b"%d" % oom_score)
         finally:
             os.close(score)
 

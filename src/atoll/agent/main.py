@@ -26,7 +26,7 @@ import stringprep
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from atoll.agent.commands import CommandRunner
+from atoll.agent.commands import CommandRunner, oom_score_of_commands
 from atoll.agent.loop import AgentLoop
 from atoll.agent.operations import Calls
 from atoll.agent.processes import ProcessRegistry
@@ -99,9 +99,11 @@ class Agent:
         self._scratch.close()
         self._runner.close()
 
-    def run(self, env: Mapping[str, str], on_ready: Callable[[], None]) -> NoReturn:
-        """Serve, and never return. `env` is what commands start from."""
+    def run(self, env: Mapping[str, str], on_ready: Callable[[], None], *, memory: int | None = None) -> NoReturn:
+        """Serve, and never return. `env` is what commands start from, `memory` all that the sandbox has, if known."""
         become_pid_1()
+        if memory:
+            self._runner.oom_score = oom_score_of_commands(memory)
         self._runner.env = Environment(env)
         self._runner.guard.arm()
         on_ready()

@@ -26,7 +26,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 _CPUS = re.compile(r"\d{1,6}(\.\d{1,20})?(e-\d{1,2})?|\d{1,6}/\d{1,6}")  # 2, 0.25, 6.25e-02, 1/4
 
 MIB = 2**20
-MIN_MEMORY = 16 * MIB  # the agent and one small program
+MIN_MEMORY = 24 * MIB  # less than this, and the kernel would kill the agent before small programs
 MIN_DISK = 1 * MIB
 MIN_PIDS = 8  # the agent, a shell and a short pipeline
 MAX_PIDS = 2**22  # the kernel's own bound on pids

@@ -108,6 +108,7 @@ class Order(msgspec.Struct, frozen=True):
 
     hostname: str
     overlays: tuple[Overlay, ...]
+    memory: int
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -221,7 +222,7 @@ def hatch(embryo: Embryo, launch: Launch, env: int, kit: Kit) -> None:
                 close.callback(os.close, trees[-1])
 
             steps.at("send the order")
-            order = Order(launch.sandbox_id, launch.overlays)
+            order = Order(launch.sandbox_id, launch.overlays, launch.resources.memory)
             socket.send_fds(embryo.channel, [_encode(order)], [env, *trees])
         except Exception as cause:
             raise LaunchFailed(steps.failed(cause)) from cause
@@ -254,9 +255,9 @@ class Child:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._kit.open_files)
             channel = socket.socket(fileno=_CHANNEL)
             self._become_embryo(channel)
-            env = self._become_sandbox(channel)
+            order, env = self._become_sandbox(channel)
             agent = self._kit.agent
-            agent.run(env, on_ready=lambda: _report(channel, agent))
+            agent.run(env, on_ready=lambda: _report(channel, agent), memory=order.memory)
         except BaseException as cause:
             with suppress(OSError):
                 os.write(self._report_to, _encode(self._steps.failed(cause)))
@@ -282,8 +283,8 @@ class Child:
         self._steps.at("open the agent")
         self._kit.agent.open(socket.socket(fileno=_LISTENER), mounts.make_scratch())
 
-    def _become_sandbox(self, channel: socket.socket) -> dict[str, str]:
-        """Returns the environment of what will run here."""
+    def _become_sandbox(self, channel: socket.socket) -> tuple[Order, dict[str, str]]:
+        """Returns what it has become, and the environment of what will run here."""
         packet, (env, *trees) = _receive(channel)
         order = _decode_order(packet)
         self._steps.at("set the host name")
@@ -300,7 +301,7 @@ class Child:
         self._steps.at("install the seccomp filter")
         self._kit.seccomp.install()
         self._steps.at("run the agent")
-        return variables
+        return order, variables
 
 
 def _keep_descriptors(wanted: list[int]) -> None:
