@@ -71,7 +71,7 @@ def test_named_sizes() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("512MiB", 2**29), ("1.5 gib", 3 * 2**29), ("20MB", 20_000_000), ("33554432", 2**25), ("64M", 64_000_000)],
+    [("512MiB", 2**29), ("1.5 gib", 3 * 2**29), ("30MB", 30_000_000), ("33554432", 2**25), ("64M", 64_000_000)],
 )
 def test_sizes_in_words(text: str, size: int) -> None:
     assert Limits(memory=text).memory == size

@@ -81,11 +81,15 @@ class CommandRunner:
 
     def spawn(self, call: Exec, base: str) -> tuple[int, Pipes]:
         """The pid of a new process, which the reaper must be told about in this turn of the loop, and its pipes."""
+        pipes = Pipes(call.stdin)
+        return self.spawn_guarded(lambda: spawn(call, pipes, self.env, base)), pipes
+
+    def spawn_guarded(self, spawn: Callable[[], int]) -> int:
+        """Around each posix_spawn: what it returns."""
         with self.guard:
-            pipes = Pipes(call.stdin)
-            pid = spawn(call, pipes, self.env, base)
+            pid = spawn()
             take_first(pid, self.oom_score)
-        return pid, pipes
+        return pid
 
     @contextmanager
     def commands_oom_score(self) -> Iterator[None]:

@@ -19,11 +19,9 @@ _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _ROOM_FOR_ACTIONS, _ROOM_FOR_ATTRIBUTES, _ROOM_FOR_SIGNALS = 256, 1024, 128  # more than any C library's structures take
 
 
-def posix_spawn(path: str, argv: Sequence[str], env: Vector, stdin: int | None, stdout: int, stderr: int) -> int:
-    """The pid of a new process in its own session, its signals at their defaults. Without `stdin` it reads nothing."""
+def posix_spawn(path: str, argv: Sequence[str], env: Vector, actions: FileActions) -> int:
+    """The pid of a new process in its own session, its signals at their defaults."""
     pid = ctypes.c_int()
-    # Before the limit is lowered: the C library refuses a number above it.
-    actions = descriptor_actions(stdin, stdout, stderr)
     program, words = os.fsencode(path), make_vector(argv)
     with limit:
         number = _libc.posix_spawn(ctypes.byref(pid), program, actions.structure, _attributes, words, env)
@@ -41,19 +39,22 @@ def make_vector(words: Sequence[str]) -> Vector:
 
 
 class FileActions:
-    """What a new process does with its descriptors. The C library keeps a list of it, which goes with this object."""
+    """What a new process does with its descriptors. The C library keeps a list of it, which goes with this object.
+
+    To be made before the limit of descriptors is lowered: the C library refuses a number above it.
+    """
 
     _destroy = _libc.posix_spawn_file_actions_destroy  # the class has it for longer than the module, at the very end
 
-    def __init__(self, stdin: int | None, stdout: int, stderr: int) -> None:
+    def __init__(self) -> None:
         self.structure = ctypes.create_string_buffer(_ROOM_FOR_ACTIONS)
         _libc.posix_spawn_file_actions_init(self.structure)
-        if stdin is None:
-            _libc.posix_spawn_file_actions_addopen(self.structure, 0, b"/dev/null", os.O_RDONLY, 0)
-        else:
-            _libc.posix_spawn_file_actions_adddup2(self.structure, stdin, 0)
-        _libc.posix_spawn_file_actions_adddup2(self.structure, stdout, 1)
-        _libc.posix_spawn_file_actions_adddup2(self.structure, stderr, 2)
+
+    def copy(self, fd: int, target: int) -> None:
+        _libc.posix_spawn_file_actions_adddup2(self.structure, fd, target)
+
+    def open_null(self, target: int, flags: int) -> None:
+        _libc.posix_spawn_file_actions_addopen(self.structure, target, b"/dev/null", flags, 0)
 
     def __del__(self) -> None:
         self._destroy(self.structure)
@@ -61,7 +62,15 @@ class FileActions:
 
 @lru_cache(maxsize=256)  # one command after another gets the same numbers
 def descriptor_actions(stdin: int | None, stdout: int, stderr: int) -> FileActions:
-    return FileActions(stdin, stdout, stderr)
+    """Without `stdin` it reads nothing."""
+    actions = FileActions()
+    if stdin is None:
+        actions.open_null(0, os.O_RDONLY)
+    else:
+        actions.copy(stdin, 0)
+    actions.copy(stdout, 1)
+    actions.copy(stderr, 2)
+    return actions
 
 
 def _make_attributes() -> ctypes.Array[ctypes.c_char]:

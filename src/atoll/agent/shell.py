@@ -12,17 +12,17 @@ Rules:
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import signal
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from atoll.agent.descriptors import limit
+from atoll.agent.posix_spawn import FileActions, posix_spawn
 from atoll.agent.shell_script import BASH, DROPPED, GO, READY, SH, Dialect
-from atoll.agent.spawn import find_program, no_room
+from atoll.agent.spawn import enter, find_program, no_room, spawn_error, variables_vector
+from atoll.agent.subreaper import open_subreaper
 from atoll.protocol.errors import AtollError
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ MAX_ANSWER = 8192
 MAX_ANSWERS_LEFT = 64
 NOT_STARTED = 127
 
-_PR_SET_CHILD_SUBREAPER = 36
 _SIOCOUTQ = 0x5411
-_libc = ctypes.CDLL(None)
 
 
 class ShellListener(Protocol):
@@ -73,7 +71,7 @@ class Shell:
             try:
                 if self.dialect.needs_waking:
                     self._go = files.make_input(GO)
-                self.pid = start.fork(runner)
+                self.pid = start.spawn(runner)
             except AtollError:
                 self._close()
                 raise
@@ -165,54 +163,36 @@ def find_shell(path: str) -> tuple[str, Dialect]:
     return "/bin/sh", SH
 
 
-class ShellStart:
-    """The making of a shell. posix_spawn cannot make a subreaper, so this is a fork; nobody waits for its exec."""
+class ShellStart(NamedTuple):
+    """The making of a shell. Nobody waits for its exec: a shell that could not be started has ended."""
 
-    def __init__(
-        self, argv: list[str], env: Mapping[str, str], directory: str, control: int, files: int, files_as: int
-    ) -> None:
-        self._argv = argv
-        self._env = env
-        self._directory = directory
-        self._control = control
-        self._files = files
-        self._files_as = files_as
+    argv: list[str]
+    env: Mapping[str, str]
+    directory: str
+    control: int
+    files: int
+    files_as: int
 
-    def fork(self, runner: CommandRunner) -> int:
-        with runner.commands_oom_score():
-            try:
-                pid = os.fork()
-            except OSError as cause:
-                raise no_room("a shell", cause.strerror) from cause
-            if pid == 0:
-                self._become_shell()
-        return pid
-
-    def _become_shell(self) -> NoReturn:
+    def spawn(self, runner: CommandRunner) -> int:
         try:
-            os.setsid()
-            _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
-            self._arrange_descriptors()
-            self._enter_directory()
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            limit.lower()
-            os.execve(self._argv[0], self._argv, self._env)
+            program = open_subreaper()
+        except OSError as cause:
+            raise no_room("a shell", cause.strerror) from cause
+        try:
+            return runner.spawn_guarded(lambda: self._spawn(program))
+        except OSError as cause:
+            raise spawn_error(self.argv[0], cause) from cause
         finally:
-            os._exit(NOT_STARTED)
+            os.chdir("/")
+            os.close(program)
 
-    def _arrange_descriptors(self) -> None:
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    def _spawn(self, program: int) -> int:
+        actions = FileActions()
         # In this order: none that is still needed lies where another one goes.
-        for target in (1, 2):
-            os.dup2(null, target)
-        os.dup2(self._control, 0)
-        os.dup2(self._files, self._files_as)
-        os.set_inheritable(self._files_as, True)
-
-    def _enter_directory(self) -> None:
-        try:
-            os.chdir(self._directory)
-        except OSError:
-            os.chdir("/")  # somebody removed it
+        actions.copy(self.control, 0)
+        actions.open_null(1, os.O_RDWR)
+        actions.copy(1, 2)
+        actions.copy(self.files, self.files_as)
+        enter(self.directory, None)
+        words = ["shell", *self.argv]
+        return posix_spawn(f"/proc/self/fd/{program}", words, variables_vector(self.env), actions)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from atoll.agent.descriptors import FEW_LEFT, limit
 from atoll.agent.file_errors import file_error
-from atoll.agent.posix_spawn import Vector, make_vector, posix_spawn
+from atoll.agent.posix_spawn import Vector, descriptor_actions, make_vector, posix_spawn
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.names import named
@@ -26,21 +26,21 @@ class Environment:
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = dict(variables)
-        self._vector = _to_vector(self._variables)
+        self._vector = variables_vector(self._variables)
 
     def with_changes(self, changes: Mapping[str, str | None]) -> tuple[Vector, str]:
         """What a command gets, and the PATH in it. None takes a variable away."""
         if not changes:
             return self._vector, self._variables.get("PATH", os.defpath)
         variables = self.merged(changes)
-        return _to_vector(variables), variables.get("PATH", os.defpath)
+        return variables_vector(variables), variables.get("PATH", os.defpath)
 
     def merged(self, changes: Mapping[str, str | None]) -> dict[str, str]:
         changed = {**self._variables, **changes}
         return {name: value for name, value in changed.items() if value is not None}
 
 
-def _to_vector(variables: Mapping[str, str]) -> Vector:
+def variables_vector(variables: Mapping[str, str]) -> Vector:
     return make_vector([f"{name}={value}" for name, value in variables.items()])
 
 
@@ -54,7 +54,8 @@ def spawn(call: Exec, pipes: Pipes, env: Environment, base: str) -> int:
         enter(base, call.cwd)
         stdin = pipes.stdin[0] if pipes.stdin else None
         program = find_program(call.argv[0], path)
-        return posix_spawn(program, call.argv, vector, stdin, pipes.stdout[1], pipes.stderr[1])
+        actions = descriptor_actions(stdin, pipes.stdout[1], pipes.stderr[1])
+        return posix_spawn(program, call.argv, vector, actions)
     except AtollError:
         pipes.close_ours()
         raise

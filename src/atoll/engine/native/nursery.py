@@ -34,7 +34,8 @@ from atoll.engine.native.syscalls import Prctl
 from atoll.engine.native.uid_ranges import UidRanges
 from atoll.engine.native.zygote import Zygote
 
-IDLE_SECONDS = 0.01  # without an order for so long, there is time to prepare for the next
+IDLE_SECONDS = 0.01  # without an event for so long, there is time for what can wait
+FIRST_USE_SECONDS = 0.03  # a new sandbox has the cpus to itself for so long, before others are prepared
 RETIRE_ATTEMPTS = 20
 PAUSE_AFTER_FAILURE_SECONDS = 1.0
 
@@ -66,11 +67,10 @@ class Nursery:
         """Until the engine hangs up."""
         self._selector.register(self._engine, selectors.EVENT_READ, self._take_order)
         while True:
-            may_prepare = self._may_prepare()
-            events = self._selector.select(self._patience(may_prepare))
+            events = self._selector.select(self._patience())
             if not events:
                 self._remove_groups()
-            if not events and may_prepare:
+            if not events and self._needs_embryos and time.monotonic() >= self._prepare_after:
                 self._prepare()
             for key, _ in events:
                 if key.data() is False:
@@ -89,15 +89,15 @@ class Nursery:
             time.sleep(IDLE_SECONDS)
             self._remove_groups()
 
-    def _patience(self, may_prepare: bool) -> float | None:
+    def _patience(self) -> float | None:
         """How long to wait for an event before doing what can wait."""
-        if may_prepare or self._emptying:
+        if self._emptying:
             return IDLE_SECONDS
-        return PAUSE_AFTER_FAILURE_SECONDS if len(self._embryos) < self._embryos_wanted else None
+        return max(IDLE_SECONDS, self._prepare_after - time.monotonic()) if self._needs_embryos else None
 
-    def _may_prepare(self) -> bool:
-        is_wanted = len(self._embryos) < self._embryos_wanted and not self._under_way
-        return is_wanted and time.monotonic() >= self._prepare_after
+    @property
+    def _needs_embryos(self) -> bool:
+        return len(self._embryos) < self._embryos_wanted and not self._under_way
 
     def _prepare(self) -> None:
         try:
@@ -166,6 +166,7 @@ class Nursery:
 
     def _announce(self, birth: Birth) -> None:
         embryo = birth.embryo
+        self._prepare_after = time.monotonic() + FIRST_USE_SECONDS
         os.close(birth.env)
         self._selector.register(embryo.pidfd, selectors.EVENT_READ, lambda: self._bury(embryo))
         with open(f"/proc/{embryo.pid}/stat", "rb") as file:
