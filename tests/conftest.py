@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
@@ -23,6 +24,9 @@ from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_le
 IMAGES = ("host", "busybox")
 ALONE = {"contract", "hostile"}  # directories of tests that look for every left-over, or compare times
 _numbers = itertools.count()
+
+settings.register_profile("tests", settings(), deadline=None)  # a machine that stands still makes no example slow
+settings.load_profile("tests")
 
 
 def pytest_configure() -> None:
@@ -73,6 +77,8 @@ async def machine(state: Path, busybox_root: Path, surroundings: Surroundings) -
         assert isinstance(machine.engine, NativeEngine)
         surroundings.shared.add(directory)
         surroundings.nursery = machine.engine.nursery_pid
+        assert machine._log_keeper
+        machine._log_keeper.cancel()  # it opens files, while tests count theirs
         yield machine
     surroundings.shared.remove(directory)
     surroundings.nursery = None

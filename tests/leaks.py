@@ -31,7 +31,7 @@ from atoll.engine.native.zygote import PROCESS_NAME as ZYGOTE
 from atoll.store.database import NAME as DATABASE
 from tests import kept
 
-PATIENCE_SECONDS = 20.0  # until something counts as left behind; what ends, ends in milliseconds
+PATIENCE_SECONDS = 60.0  # until something counts as left behind; what ends, ends in milliseconds
 PAUSE_SECONDS = 0.01
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 HALF_MADE = ("run/agents/*.sock", "state/pool.new")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,11 @@ def server(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Where the snippets find a server of their own; they start it, and it is ended after them."""
     places = {"ATOLL_STATE_DIR": f"{tmp_path}/state", "ATOLL_RUNTIME_DIR": f"{tmp_path}/run"}
     yield os.environ | places
-    pid = int((tmp_path / "state/lock").read_text())
-    pidfd = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGTERM)
-    select.select([pidfd], [], [])
-    os.close(pidfd)
+    with suppress(ProcessLookupError):  # it has ended by itself
+        pidfd = os.pidfd_open(int((tmp_path / "state/lock").read_text()))
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        select.select([pidfd], [], [])
+        os.close(pidfd)
 
 
 def test_the_snippets_of_the_readme_run(server: dict[str, str], tmp_path: Path) -> None:

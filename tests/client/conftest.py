@@ -10,9 +10,10 @@ from tests.client.peers import ContractServer
 
 
 @pytest.fixture(params=[AsyncHalf, BlockingHalf], ids=lambda half: half.name)
-def half(request: pytest.FixtureRequest) -> Iterator[Half]:
+def half(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Half]:
     """Each test runs against the async and the blocking SDK."""
     half: Half = request.param()
+    monkeypatch.setattr(half.transport, "QUIET_SECONDS", 60.0)  # a machine that stands still is no silent server
     yield half
     half.server.shared_server.cache_clear()
 

@@ -238,6 +238,7 @@ class ContractHandler(BaseHTTPRequestHandler):
         self.client_address = ("", 0)
         self._decoder = FrameDecoder()
         self._frames: list[Frame] = []
+        self._has_ended = False  # whether all of the body has been read
         super().handle_one_request()
 
     def answer(self, status: int, body: object = None) -> None:
@@ -332,18 +333,21 @@ class ContractHandler(BaseHTTPRequestHandler):
         if id not in self.server.sandboxes:
             self.server.create(id, SandboxOptions())
         self.server.on_call(Conversation(self, decode_call(frame.payload)))
+        for _ in self.frames():  # what nobody has read of this request is not to be taken for the next
+            pass
 
     def frames(self) -> Iterator[Frame]:
         """The frames in the body, which has a length or comes in chunks."""
         while True:
             while self._frames:
                 yield self._frames.pop(0)
+            if self._has_ended:
+                return
             if self.headers["transfer-encoding"] == "chunked":
                 data = self.rfile.read(int(self.rfile.readline(), 16))
                 self.rfile.readline()
             else:
                 data = self.rfile.read(int(self.headers["content-length"]))
                 self.headers.replace_header("content-length", "0")  # that was all of it
-            if not data:
-                return
+            self._has_ended = not data
             self._frames += self._decoder.feed(data)

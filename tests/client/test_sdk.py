@@ -748,7 +748,8 @@ async def test_sessions_are_made_found_listed_used_and_deleted(half: Half, stub:
 
 
 @pytest.mark.parametrize(
-    "kind", ["get_sandbox('a', url=URL).exec('x')", "asyncio.run(get_async_sandbox('a', url=URL).exec('x'))"]
+    "kind",
+    ["get_sandbox('a', url=URL).exec('x')", "asyncio.run(get_async_sandbox('a', url=URL).exec('x'), debug=False)"],
 )
 def test_a_program_that_just_ends_says_nothing(stub: ContractServer, kind: str) -> None:
     program = f"import asyncio; from atoll import *; URL = {stub.url!r}; print({kind}.exit_code)"

@@ -348,7 +348,7 @@ async def test_idle_connections_have_a_bound(half: Half) -> None:
 
     def behave(peer: socket.socket) -> None:
         read_request(peer)
-        everybody.wait()
+        everybody.wait(60)
         peer.sendall(JSON_OK)
         wait_for_hang_up(peer)
 
@@ -374,13 +374,18 @@ async def test_a_long_answer_streams_in_constant_memory_and_waits_for_its_reader
         nonlocal sent
         read_request(peer)
         peer.sendall(CHUNKED)
-        piece = b"%x\r\n%b\r\n" % (2**20, b"x" * 2**20)
+        piece = memoryview(b"%x\r\n%b\r\n" % (2**20, b"x" * 2**20))
+        peer.settimeout(0.5)
         while sent < size:
-            if not select.select([], [peer], [], 0.5)[1]:  # for half a second nothing was taken
-                is_full.set()
-                assert may_go_on.wait(60)
-            peer.sendall(piece)
+            left = piece
+            while left:
+                try:
+                    left = left[peer.send(left) :]
+                except TimeoutError:  # for half a second nothing was taken
+                    is_full.set()
+                    assert may_go_on.wait(60)
             sent += 2**20
+        peer.settimeout(None)
         peer.sendall(b"0\r\n\r\n")
 
     with RawServer(behave) as server:

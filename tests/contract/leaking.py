@@ -30,9 +30,12 @@ def test_leaves_a_descriptor(cleaner: ExitStack) -> None:
 
 
 def test_leaves_a_process_in_a_namespace(cleaner: ExitStack) -> None:
-    child = subprocess.Popen(["unshare", "--net", "sleep", "600"])
+    child = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo ready; exec sleep 600"], stdout=subprocess.PIPE)
     cleaner.callback(child.wait)
     cleaner.callback(child.kill)
+    assert child.stdout
+    with child.stdout:
+        assert child.stdout.readline() == b"ready\n"
 
 
 def test_leaves_a_mount(cleaner: ExitStack, tmp_path: Path) -> None:

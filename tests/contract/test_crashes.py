@@ -215,7 +215,9 @@ async def end_with_nothing_left(site: Site, *names: str) -> None:
     await site.create("next")
     for name in (*names, "next"):
         await site.remove(name)
-    assert not site.leftovers()
+    async with asyncio.timeout(HANG_SECONDS):
+        while site.leftovers():  # an embryo's socket is there a moment before it answers
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("step", [*STEPS, "announce", *CREATE_POINTS])

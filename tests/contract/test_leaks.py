@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,8 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     assert child.stdout
     with child.stdout:
         assert child.stdout.readline() == b"ready\n"
+    while Path(f"/proc/{child.pid}/comm").read_text() != "sleep\n":
+        time.sleep(0.001)
     yield child
     child.kill()
     child.wait()

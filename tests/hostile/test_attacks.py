@@ -50,6 +50,9 @@ async def test_an_attack_on_resources_is_contained(attack: Attack, machine: Mach
         async with launched(attack, box) as verdict:
             assert verdict.startswith(HELD) or attack.evidence is Evidence.AGENT_LOST, verdict
             during = await pace(neighbour)
+            for _ in range(3):  # others come and go on this machine; an attack stays
+                if during >= SLOWER * before:
+                    during = min(during, await pace(neighbour))
             subprocess.run(["true"], check=True)
         await settle(box)
         await answers(box)

@@ -102,11 +102,13 @@ def test_everyone_in_a_group_is_killed_and_whoever_watches_it_is_told(unified: C
     unified.create("test-kill")
     group = unified.clone_into("test-kill")
     assert group is not None
-    zygote = Zygote(Namespace.UTS, wait_for_ever)
-    clones = [zygote.clone(0, [], group) for _ in range(3)]
     watch = unified.watch("test-kill")
     with pytest.raises(BlockingIOError):
         os.read(watch, 4096)
+    zygote = Zygote(Namespace.UTS, wait_for_ever)
+    clones = [zygote.clone(0, [], group) for _ in range(3)]
+    assert select.select([watch], [], [], 60)[0], "somebody is in the group now"
+    assert os.read(watch, 4096)
     unified.kill("test-kill")
     for pid, pidfd in clones:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

@@ -34,7 +34,8 @@ from atoll.protocol.rootfs import Overlay
 EMBRYOS = 2
 NURSERY = ("-OO", "-m", "atoll.engine.native")  # without docstrings, which every fork would map
 LAUNCH_ATTEMPTS = 3
-OOM_LOOKS, OOM_PAUSE_SECONDS = 10, 0.002
+OOM_PAUSES_AT_END = (0.002,) * 10  # seconds
+OOM_PAUSES = (*OOM_PAUSES_AT_END, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3)
 SETTLE_SECONDS, SETTLE_PAUSE_SECONDS = 2.0, 0.005
 
 
@@ -231,7 +232,8 @@ class NativeEngine:
         with watch:
             while not watch.has_ended:
                 await watch.news()
-                if (kills := await self._oom_kills(name, known)) > known:
+                pauses = OOM_PAUSES_AT_END if watch.has_ended else OOM_PAUSES
+                if (kills := await self._oom_kills(name, known, pauses)) > known:
                     known = kills
                     yield Event(kind=EventKind.OOM_KILLED, oom_kills=known)
         yield Event(kind=EventKind.ENDED, oom_kills=known)
@@ -244,13 +246,13 @@ class NativeEngine:
             os.close(end)
             raise
 
-    async def _oom_kills(self, name: str, known: int) -> int:
+    async def _oom_kills(self, name: str, known: int, pauses: Iterable[float]) -> int:
         """Version 1 announces a kill before it does it, and counts it after; so we look a few times."""
         with suppress(FileNotFoundError):  # the group is gone with the sandbox
-            for _ in range(OOM_LOOKS):
+            for pause in pauses:
                 if (kills := self._cgroups.usage(name).oom_kills) > known:
                     return kills
-                await asyncio.sleep(OOM_PAUSE_SECONDS)
+                await asyncio.sleep(pause)
         return known
 
     async def close(self) -> None:
