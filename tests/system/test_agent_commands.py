@@ -127,7 +127,7 @@ async def test_a_timeout_returns_what_was_printed_and_124(box: Box) -> None:
 
 
 async def test_a_timeout_ends_the_whole_tree(box: Box) -> None:
-    await box.sh("sleep 4321 & setsid sleep 4321 & (sleep 4321 &) ; sleep 4321", timeout=0.2)
+    await box.sh("sleep 4321 & setsid sleep 4321 & (sleep 4321 &) ; sleep 4321", timeout=2.0)
     await wait_until_gone(box, "sleep 4321")
 
 
@@ -165,9 +165,10 @@ async def test_leaving_while_the_command_does_not_read_its_input_cancels_it(box:
 
 
 async def test_a_background_job_does_not_hold_its_command_up_and_is_not_harmed(box: Box) -> None:
-    script = "(sleep 0.3; echo late; sleep 0.1; echo later; touch /tmp/done) & echo now"
+    script = "mkfifo /tmp/go; (read x </tmp/go; echo late; sleep 0.1; echo later; touch /tmp/done) & echo now"
     output = await box.sh(script)
     assert output.stdout == b"now\n"
+    await box.text("echo >/tmp/go")
     while not await box.text("test -e /tmp/done && echo yes || true"):
         await asyncio.sleep(0.02)
 

@@ -529,8 +529,10 @@ async def test_changes_are_told_as_they_happen(calls: FileCalls, box: Box) -> No
         await box.text("echo x >/tmp/w/sub/file")
         assert await watch.next() == ("create", "/tmp/w/sub/file", None)
         await box.text("for i in 1 2 3 4 5; do echo $i >>/tmp/w/sub/file; done; rm /tmp/w/sub/file")
-        assert await watch.next() == ("modify", "/tmp/w/sub/file", None)
-        assert await watch.next() == ("delete", "/tmp/w/sub/file", None)
+        changes = [await watch.next()]
+        while changes[-1][0] != "delete":
+            changes.append(await watch.next())  # what is more than a moment apart is told apart
+        assert set(changes) == {("modify", "/tmp/w/sub/file", None), ("delete", "/tmp/w/sub/file", None)}
         await box.text("touch /tmp/w/a; mv /tmp/w/a /tmp/w/sub/b")
         assert await watch.next() == ("create", "/tmp/w/a", None)
         assert await watch.next() == ("move", "/tmp/w/sub/b", "/tmp/w/a")
@@ -662,7 +664,7 @@ async def test_a_worker_killed_while_it_sends_is_an_error(calls: FileCalls, box:
 async def test_a_worker_killed_while_idle_is_not_missed(calls: FileCalls, box: Box) -> None:
     for _ in range(20):
         await calls.write(b"/tmp/file", b"next")
-        await box.text(f"kill -9 $({WORKERS})")
+        await box.text(f"kill -9 $({WORKERS}) || true")  # it may have left by itself
 
 
 KILL_WORKERS = """

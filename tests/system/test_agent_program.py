@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import socket
 import subprocess
@@ -20,10 +21,12 @@ UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 @pytest.fixture(autouse=True)
 def no_scratch_left() -> Iterator[None]:
     """Such an agent keeps its scratch where its machine has shared memory, which here is the host's."""
-    before = set(Path("/dev/shm").glob(".atoll-*"))
-    yield
-    for path in set(Path("/dev/shm").glob(".atoll-*")) - before:
-        shutil.rmtree(path)
+    with open("/run/atoll-test-agent-program", "w") as turn:  # or it would remove another test's
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        before = set(Path("/dev/shm").glob(".atoll-*"))
+        yield
+        for path in set(Path("/dev/shm").glob(".atoll-*")) - before:
+            shutil.rmtree(path)
 
 
 async def test_the_agent_runs_as_pid_1_of_a_namespace_and_serves_the_host(tmp_path: Path) -> None:

@@ -28,10 +28,12 @@ END = b"(nothing comes after this)"
 class Person:
     """Somebody at a terminal on which a program runs."""
 
-    def __init__(self, master: int, slave: int, process: subprocess.Popen[bytes]) -> None:
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, master: int, slave: int) -> None:
         self._master = master
         self._slave = slave
-        self.process = process
+        self.mode_before = self.mode()
         self.seen = bytearray()
 
     async def until(self, text: bytes) -> bytes:
@@ -94,8 +96,9 @@ async def _readable(*descriptors: int) -> set[int]:
 async def person(server: RunningServer, *words: str) -> AsyncIterator[Person]:
     master, slave = os.openpty()
     try:
-        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", 31, 97, 0, 0))
-        process = subprocess.Popen(
+        somebody = Person(master, slave)
+        somebody.resize(97, 31)
+        somebody.process = process = subprocess.Popen(
             [*ATOLL, "shell", *words, "--url", server.unix_url],
             stdin=slave,
             stdout=slave,
@@ -105,7 +108,7 @@ async def person(server: RunningServer, *words: str) -> AsyncIterator[Person]:
         )
         with process:
             try:
-                yield Person(master, slave, process)
+                yield somebody
             finally:
                 process.kill()  # which changes nothing, unless the test has failed
     finally:
@@ -115,15 +118,14 @@ async def person(server: RunningServer, *words: str) -> AsyncIterator[Person]:
 
 async def test_a_shell_on_the_terminal_with_its_prompt_size_and_exit_code(server: RunningServer) -> None:
     async with person(server, "box") as somebody:
-        before = somebody.mode()
         await somebody.until(PROMPT)
-        assert somebody.mode() != before  # raw: keys are for the sandbox
+        assert somebody.mode() != somebody.mode_before  # raw: keys are for the sandbox
         somebody.type(b"stty size; tty; pwd\r")
         await somebody.until(b"31 97\r\n/dev/pts/0\r\n/workspace\r\n")
         await somebody.until(PROMPT)
         somebody.type(b"exit 42\r")
         assert await somebody.exit_code() == 42
-        assert somebody.mode() == before
+        assert somebody.mode() == somebody.mode_before
     assert (await terminals(server))[0]["exit_code"] == 42
 
 
@@ -180,24 +182,22 @@ async def test_told_to_end_it_restores_the_terminal_and_ends_the_shell(
     server: RunningServer, number: signal.Signals
 ) -> None:
     async with person(server, "box", "--shell", "cat") as somebody:
-        before = somebody.mode()
         somebody.type(b"hello\r")
         await somebody.until(b"hello\r\nhello\r\n")
         somebody.process.send_signal(number)
         assert await somebody.exit_code() == 128 + number
-        assert somebody.mode() == before
+        assert somebody.mode() == somebody.mode_before
     assert [one["exit_code"] for one in await terminals(server)] == [129]
 
 
 async def test_a_lost_server_restores_the_terminal_and_says_so(own_server: RunningServer) -> None:
     async with person(own_server, "box", "--shell", "cat") as somebody:
-        before = somebody.mode()
         somebody.type(b"hello\r")
         await somebody.until(b"hello\r\nhello\r\n")
         await own_server.kill()
         assert await somebody.exit_code() == 1
         assert b"SERVER_LOST" in somebody.seen
-        assert somebody.mode() == before
+        assert somebody.mode() == somebody.mode_before
     await own_server.start()
     assert [one["exit_code"] for one in await terminals(own_server)] == [None]  # it lives on
 
@@ -217,13 +217,12 @@ async def test_a_terminal_that_runs_already_is_attached_to_and_not_ended(server:
 
 async def test_a_tilde_and_a_dot_leave_the_program_running(server: RunningServer) -> None:
     async with person(server, "box", "--shell", "cat") as somebody:
-        before = somebody.mode()
         somebody.type(b"~~ ~. ~x\r")
         await somebody.until(b"~ ~. ~x\r\n~ ~. ~x\r\n")
         somebody.type(b"~")
         somebody.type(b".")
         assert await somebody.exit_code() == 0
-        assert somebody.mode() == before
+        assert somebody.mode() == somebody.mode_before
         (terminal,) = await terminals(server)
         assert terminal["exit_code"] is None
         assert f"atoll shell box --attach {terminal['id']}".encode() in somebody.seen
@@ -269,10 +268,9 @@ async def test_what_cannot_be_opened_is_told_and_leaves_the_terminal_alone(
     server: RunningServer, words: tuple[str, ...]
 ) -> None:
     async with person(server, "box", *words) as somebody:
-        before = somebody.mode()
         assert await somebody.exit_code() == 1
         assert b"NOT_FOUND" in somebody.seen
-        assert somebody.mode() == before
+        assert somebody.mode() == somebody.mode_before
 
 
 async def test_attaching_to_a_sandbox_that_is_not_there_makes_none(server: RunningServer) -> None:

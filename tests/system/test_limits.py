@@ -62,6 +62,7 @@ async def test_processes_run_out_with_a_typed_error_and_come_back(small: Box, ma
 
 async def test_freezing_stops_time_and_thawing_goes_on(host_box: Box, machine: Machine) -> None:
     await host_box.text("(i=0; while :; do i=$((i+1)); echo $i >/tmp/i.new; mv /tmp/i.new /tmp/i; sleep 0.01; done) &")
+    await host_box.text("until [ -e /tmp/i ]; do sleep 0.01; done")
     for _ in range(2):
         await machine.engine.freeze(host_box.live)
         await machine.engine.freeze(host_box.live)

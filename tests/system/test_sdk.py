@@ -56,7 +56,7 @@ async def test_a_sandbox_from_its_first_use_to_its_end(half: Half, server: Runni
     assert (status.id, status.state, status.image) == ("life", SandboxState.RUNNING, "host")
     assert (status.labels, status.env) == ({"team": "a"}, ["A"])
     assert status.use.processes >= 1
-    await half.run(sandbox.exec, "head -c 3M /dev/zero > big; sync -f big; rm big")
+    await half.run(sandbox.exec, "head -c 3M /dev/zero > big; sync -f big")
     assert 3 * 2**20 < (await half.run(sandbox.status)).use.disk < status.limits.disk
     await half.run(sandbox.set_env_vars, {"A": None, "B": "2"})
     assert (await half.run(sandbox.exec, "echo ${A:-unset} $B")).stdout == "unset 2\n"
@@ -513,7 +513,7 @@ import atoll
 from atoll.client_sync import local_server
 from atoll.client_sync.server import find_server
 from atoll.protocol.sandboxes import ServerInfo
-local_server.COMMAND += ["--idle-exit", "2"]
+local_server.COMMAND += ["--idle-exit", "5"]
 sandbox = atoll.get_sandbox("embedded", sleep_after=0.1)
 print("ready", flush=True)
 input()
@@ -592,8 +592,10 @@ async def test_a_server_whose_client_comes_at_the_last_moment_stays(hasty_server
     stayed, pids = False, set()
     while not stayed:
         pids.add(pid := await visit(hasty_server))
-        while not put_away.exists():
-            await asyncio.sleep(0.001)
+        with suppress(TimeoutError):  # it left before we looked
+            async with asyncio.timeout(10):
+                while not put_away.exists():
+                    await asyncio.sleep(0.001)
         with suppress(FileNotFoundError, ConnectionRefusedError):  # we were too late
             late = await connect(UnixAddress(str(put_away)), HANG_SECONDS)
             while put_away.exists():

@@ -288,7 +288,7 @@ async def test_kill_0(talk: Talk) -> None:
         "printf() { false; }; cd() { false; }; echo_() { false; }; kill() { false; }",
         "return 5; echo no",
         "break; continue 7",
-        "TMOUT=1",
+        "TMOUT=30",
         "set -- a b c; shift 2",
         "! true",
         "true &",

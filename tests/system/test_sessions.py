@@ -202,9 +202,19 @@ async def test_a_new_environment_reaches_a_shell_that_is_replaced(box: Box) -> N
     assert await said(box, "echo $NEW") == "new"
 
 
+async def test_a_shell_that_nobody_uses_for_its_tmout_leaves_everything_to_the_next(host_box: Box) -> None:
+    shell = await said(host_box, "kept=yes; TMOUT=1; echo $$")
+    while await host_box.text(f"test -e /proc/{shell} && echo alive || true"):
+        await asyncio.sleep(0.01)
+    assert await said(host_box, f"echo $kept $(( $$ != {shell} ))") == "yes 1"
+
+
 async def test_deleting_a_session_ends_its_command_and_spares_its_jobs(box: Box) -> None:
     await box.link.create_session(CreateSession(session_id="gone"))
     await box.shell("sleep 4801 & setsid sleep 4801 &", session="gone")
+    count = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f 2>/dev/null; echo; done | grep -c 'sleep 480[1]'"
+    while (await box.sh(count)).stdout != b"2\n":  # until then they are called as the shell is
+        await asyncio.sleep(0.01)
     async with box.link.operation(ExecShell(command="echo go; sleep 4802", session_id="gone")) as running:
         await running.next_frame()
         waiting = asyncio.create_task(box.shell("true", session="gone"))
@@ -216,7 +226,6 @@ async def test_deleting_a_session_ends_its_command_and_spares_its_jobs(box: Box)
         await waiting
     assert caught.value.code == ErrorCode.SESSION_NOT_FOUND
     await wait_until_gone(box, "sleep 4802")
-    count = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f 2>/dev/null; echo; done | grep -c 'sleep 480[1]'"
     assert await box.text(count) == "2"
     assert await box.link.list_sessions() == []
 

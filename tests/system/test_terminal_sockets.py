@@ -36,6 +36,7 @@ def half(request: pytest.FixtureRequest) -> Iterator[Half]:
 def dial(server: RunningServer, terminal_id: str, sandbox: str = "box", **options: Any) -> connect:
     """As a page does: the key is a subprotocol."""
     options.setdefault("subprotocols", [PROTOCOL, f"atoll.key.{server.key}"])
+    options |= {"open_timeout": HANG_SECONDS, "ping_interval": None}  # a page that does not read answers no ping
     url = f"ws://127.0.0.1:{server.port}/v1/sandboxes/{sandbox}/terminals/{terminal_id}"
     return connect(url, compression=None, **options)
 

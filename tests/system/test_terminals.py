@@ -552,8 +552,10 @@ async def test_a_program_has_no_descriptor_of_the_agents(box: Box) -> None:
 
 async def test_a_viewer_that_takes_nothing_is_not_sent_a_thousand_resizes(host_box: Box) -> None:
     desk = Desk(host_box.link)
-    terminal = await desk.open("sh", "-c", "stty -opost; head -c 3000000 /dev/zero; touch /tmp/done; exec cat")
+    terminal = await desk.open("sh", "-c", "stty -opost; read go; head -c 3M /dev/zero; touch /tmp/done; exec cat")
     async with desk.view(terminal) as deaf:
+        await deaf.until_event(TerminalReady)
+        await deaf.type(b"\n")
         await host_box.text("until [ -e /tmp/done ]; do sleep 0.05; done")  # by then it has been left behind
         for number in range(200):
             await desk.ask(ResizeTerminal(terminal_id=terminal.id, cols=100 + number, rows=24))

@@ -25,9 +25,13 @@ def posix_spawn(path: str, argv: Sequence[str], env: Vector, actions: FileAction
     program, words = os.fsencode(path), make_vector(argv)
     with limit:
         number = _libc.posix_spawn(ctypes.byref(pid), program, actions.structure, _attributes, words, env)
+    _check(number)
+    return pid.value
+
+
+def _check(number: int) -> None:
     if number:
         raise OSError(number, os.strerror(number))
-    return pid.value
 
 
 Vector = ctypes.Array[ctypes.c_char_p]
@@ -51,10 +55,10 @@ class FileActions:
         _libc.posix_spawn_file_actions_init(self.structure)
 
     def copy(self, fd: int, target: int) -> None:
-        _libc.posix_spawn_file_actions_adddup2(self.structure, fd, target)
+        _check(_libc.posix_spawn_file_actions_adddup2(self.structure, fd, target))
 
     def open_null(self, target: int, flags: int) -> None:
-        _libc.posix_spawn_file_actions_addopen(self.structure, target, b"/dev/null", flags, 0)
+        _check(_libc.posix_spawn_file_actions_addopen(self.structure, target, b"/dev/null", flags, 0))
 
     def __del__(self) -> None:
         self._destroy(self.structure)

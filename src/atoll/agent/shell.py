@@ -175,24 +175,28 @@ class ShellStart(NamedTuple):
 
     def spawn(self, runner: CommandRunner) -> int:
         try:
+            actions = self._arrange_descriptors()
             program = open_subreaper()
         except OSError as cause:
             raise no_room("a shell", cause.strerror) from cause
         try:
-            return runner.spawn_guarded(lambda: self._spawn(program))
+            return runner.spawn_guarded(lambda: self._spawn(program, actions))
         except OSError as cause:
             raise spawn_error(self.argv[0], cause) from cause
         finally:
             os.chdir("/")
             os.close(program)
 
-    def _spawn(self, program: int) -> int:
+    def _arrange_descriptors(self) -> FileActions:
+        """In this order: none that is still needed lies where another one goes."""
         actions = FileActions()
-        # In this order: none that is still needed lies where another one goes.
         actions.copy(self.control, 0)
         actions.open_null(1, os.O_RDWR)
         actions.copy(1, 2)
         actions.copy(self.files, self.files_as)
+        return actions
+
+    def _spawn(self, program: int, actions: FileActions) -> int:
         enter(self.directory, None)
         words = ["shell", *self.argv]
         return posix_spawn(f"/proc/self/fd/{program}", words, variables_vector(self.env), actions)

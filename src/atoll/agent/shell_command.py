@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from atoll.protocol.messages import ExecDone, ExecShell
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.05
-INSIST_SECONDS, ABORT_SECONDS = 0.1, 2.0  # after the first interrupt; a busy machine is no reason to lose a shell
+# After the first interrupt. A busy machine is no reason to lose a shell, nor is one that stood still: so it also counts
+# how often we have looked.
+INSIST_SECONDS, ABORT_SECONDS, ABORT_LOOKS = 0.1, 2.0, 20
 FIRST_CHECK_SECONDS, LONGEST_CHECK_SECONDS = 0.5, 5.0
 MAX_EXIT_CODE = 255
 
@@ -176,6 +178,7 @@ class ShellCommand(Execution):
         if self._abort_at == math.inf:
             self._insist_at = self._loop.time() + INSIST_SECONDS
             self._abort_at = self._loop.time() + ABORT_SECONDS
+            self._looks = 0
         self._shell.signal(INTERRUPT_SIGNAL)
         self._ask()
         self._shell.signal(signal.SIGCONT)
@@ -184,7 +187,8 @@ class ShellCommand(Execution):
 
     def _follow_up(self) -> None:
         """It has not answered yet."""
-        if self._loop.time() >= self._abort_at:
+        self._looks += 1
+        if self._loop.time() >= self._abort_at and self._looks >= ABORT_LOOKS:
             self.abort()
         elif self._tree.terminate():
             self._end_tree()  # it was about to start a child when we looked, and now waits for that
