@@ -704,6 +704,16 @@ async def test_a_stopped_worker_ends_with_its_operation(calls: FileCalls, box: B
     await calls.write(b"/tmp/file", b"next")
 
 
+async def test_a_stopped_worker_goes_on(calls: FileCalls, box: Box) -> None:
+    async with box.link.operation(files.WriteFile(path=b"/tmp/file")) as connection:
+        await connection.send_frame(Frame(FrameKind.INPUT, b"whole"))
+        await worker_has_written(box)
+        await box.text(f"kill -STOP $({WORKERS})")
+        await connection.send_frame(Frame(FrameKind.INPUT, b""))
+        assert (await connection.next_frame()).kind is FrameKind.DONE
+    assert await box.text("cat /tmp/file") == "whole"
+
+
 async def test_fifty_operations_at_once_all_end(calls: FileCalls, box: Box) -> None:
     async with AsyncExitStack() as stack:
         writes = []

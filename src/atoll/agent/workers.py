@@ -11,6 +11,7 @@ Rules:
    What has been answered stays so, and no later call is concerned.
 4. An operation whose host has left is ended: SIGTERM, to tidy up, and SIGKILL after a grace period.
 5. What nobody uses goes: an idle worker ends after some seconds.
+6. Who stops a worker holds its operation up for a moment only: those that somebody waits for are told to go on.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ MAX_WATCHERS = 16  # workers that are given a task without an end
 IDLE_WORKERS = 4
 IDLE_SECONDS = 5.0
 KILL_GRACE_SECONDS = 0.5
+GO_ON_SECONDS = 1.0
 PROCESS_NAME = b"atoll-files"
 
 _CONTROL = 3  # where a worker has its end
@@ -62,6 +64,7 @@ class WorkerPool:
         self._idle: list[Worker] = []
         self._busy: set[Worker] = set()
         self._waiting: deque[WorkerOperation] = deque()
+        self._is_watched = False
 
     def register(self, calls: Calls) -> None:
         for kind in get_args(Call):
@@ -122,6 +125,17 @@ class WorkerPool:
         worker = self._idle.pop() if self._idle else Worker(self, self._runner)
         self._busy.add(worker)
         worker.start(operation)
+        if not self._is_watched:
+            self._is_watched = True
+            self._loop.call_later(GO_ON_SECONDS, self._keep_going)
+
+    def _keep_going(self) -> None:
+        waited_for = [worker for worker in self._busy if not worker.is_endless]
+        for worker in waited_for:
+            worker.signal(signal.SIGCONT)
+        self._is_watched = bool(waited_for)
+        if waited_for:
+            self._loop.call_later(GO_ON_SECONDS, self._keep_going)
 
     def _count(self, *, endless: bool) -> int:
         return sum(worker.is_endless is endless for worker in self._busy)
@@ -164,9 +178,9 @@ class Worker:
     def end(self) -> None:
         """Nobody is left who wants what it does."""
         self._operation = None
-        self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)
-        self._kill_timer = self._loop.call_later(KILL_GRACE_SECONDS, self._signal, signal.SIGKILL)
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
+        self._kill_timer = self._loop.call_later(KILL_GRACE_SECONDS, self.signal, signal.SIGKILL)
 
     def dismiss(self) -> None:
         """It ends by itself, since it hears no more."""
@@ -175,7 +189,7 @@ class Worker:
         self._loop.remove_reader(self._control)
         self._control.close()
         # Unless somebody has stopped it.
-        self._kill_timer = self._loop.call_later(KILL_GRACE_SECONDS, self._signal, signal.SIGKILL)
+        self._kill_timer = self._loop.call_later(KILL_GRACE_SECONDS, self.signal, signal.SIGKILL)
 
     def _on_packet(self) -> None:
         if self._take_packet():
@@ -212,7 +226,7 @@ class Worker:
             operation.worker_lost(self._progress[0])
         self._progress.close()
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
