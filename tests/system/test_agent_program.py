@@ -12,20 +12,25 @@ from pathlib import Path
 
 import pytest
 
+from atoll.agent.scratch import PLACES
 from atoll.protocol.messages import Exec, ExecShell
 from atoll.supervisor.agent_link import AgentLink
 
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
+def scratches() -> set[Path]:
+    return {path for place in PLACES for path in Path(place).glob(".atoll-*")}
+
+
 @pytest.fixture(autouse=True)
 def no_scratch_left() -> Iterator[None]:
-    """Such an agent keeps its scratch where its machine has shared memory, which here is the host's."""
+    """Such an agent keeps its scratch where its machine has room for it, which here is the host's."""
     with open("/run/atoll-test-agent-program", "w") as turn:  # or it would remove another test's
         fcntl.flock(turn, fcntl.LOCK_EX)
-        before = set(Path("/dev/shm").glob(".atoll-*"))
+        before = scratches()
         yield
-        for path in set(Path("/dev/shm").glob(".atoll-*")) - before:
+        for path in scratches() - before:
             shutil.rmtree(path)
 
 

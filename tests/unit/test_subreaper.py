@@ -1,26 +1,22 @@
 from __future__ import annotations
 
-import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from atoll.agent.subreaper import CODE, open_subreaper
+from atoll.agent.subreaper import CODE, SUBREAPER
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
-def run(*words: str) -> subprocess.CompletedProcess[bytes]:
-    program = open_subreaper()
-    try:
-        return subprocess.run(
-            ["ignored", *words],
-            executable=f"/proc/self/fd/{program}",
-            env={"A": "b"},
-            capture_output=True,
-            pass_fds=[program],
-        )
-    finally:
-        os.close(program)
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    program = tmp_path / "program"
+    program.write_bytes(SUBREAPER)
+    program.chmod(0o700)
+    return lambda *words: subprocess.run(["ignored", *words], executable=program, env={"A": "b"}, capture_output=True)
 
 
 @pytest.mark.parametrize(("source", "code"), CODE)
@@ -30,7 +26,7 @@ def test_the_code_is_what_it_says(tmp_path: Path, source: str, code: str) -> Non
     assert (tmp_path / "made").read_bytes().hex() == code
 
 
-def test_the_program_gets_its_arguments_and_variables() -> None:
+def test_the_program_gets_its_arguments_and_variables(run: Run) -> None:
     assert run("/bin/sh", "-c", 'echo "$0 $1 $# $A"', "zero", "one", "two words").stdout == b"zero one 2 b\n"
     assert run("/usr/bin/env").stdout == b"A=b\n"
 
@@ -41,12 +37,12 @@ echo "$parent"
 """
 
 
-def test_the_program_is_a_subreaper() -> None:
+def test_the_program_is_a_subreaper(run: Run) -> None:
     script = 'echo $$; ( sh -c "$0" "$BASHPID" & ) | cat'  # which reads until the orphan has ended
     shell, parent = run("/bin/bash", "-c", script, ORPHAN).stdout.split()
     assert parent == shell
 
 
 @pytest.mark.parametrize("words", [(), ("/no/such/program",), ("/etc/passwd",)])
-def test_what_cannot_be_started_ends_as_a_shell_would_say(words: tuple[str, ...]) -> None:
+def test_what_cannot_be_started_ends_as_a_shell_would_say(run: Run, words: tuple[str, ...]) -> None:
     assert run(*words).returncode == 127

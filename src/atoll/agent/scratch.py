@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _OPENING = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_PLACES = ("/dev/shm", "/run", "/tmp")
+PLACES = ("/dev/shm", "/run", "/tmp", "/var/tmp")
 _TAIL = 64
 CLOSED = -1  # as a descriptor: whatever is tried with it fails
 
@@ -69,13 +69,13 @@ class ScratchDirectory:
         self.name = name
         self.fd = fd
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         try:
-            self._write(name, data)
+            self._write(name, data, mode)
         except OSError:
             self._scratch.make_room()
             try:
-                self._write(name, data)
+                self._write(name, data, mode)
             except OSError as cause:
                 raise _full(cause) from cause
 
@@ -116,9 +116,9 @@ class ScratchDirectory:
         os.close(fd)
         self._scratch.remove_directory(self)
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, data: bytes, mode: int) -> None:
         self.remove(name)
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPENING, 0o600, dir_fd=self.fd)
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPENING, mode, dir_fd=self.fd)
         try:
             while data:
                 data = data[os.write(fd, data) :]
@@ -140,12 +140,13 @@ class ScratchDirectory:
 
 def make_private_directory() -> int:
     """For an agent that may not make a file system of its own."""
-    for place in _PLACES:
+    for place in PLACES:
         path = f"{place}/.atoll-{os.urandom(8).hex()}"
         with suppress(OSError):
-            os.mkdir(path, 0o700)
-            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    raise FileNotFoundError(f"none of {', '.join(_PLACES)} can be written to")
+            if not os.statvfs(place).f_flag & os.ST_NOEXEC:  # shells start from there
+                os.mkdir(path, 0o700)
+                return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    raise FileNotFoundError(f"in none of {', '.join(PLACES)} files can be made and executed")
 
 
 def _full(cause: OSError) -> AtollError:

@@ -20,9 +20,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from atoll.agent.posix_spawn import FileActions, posix_spawn
-from atoll.agent.shell_script import BASH, DROPPED, GO, READY, SH, Dialect
+from atoll.agent.shell_script import BASH, DROPPED, GO, READY, SH, START, Dialect
 from atoll.agent.spawn import enter, find_program, no_room, spawn_error, variables_vector
-from atoll.agent.subreaper import open_subreaper
+from atoll.agent.subreaper import SUBREAPER
 from atoll.protocol.errors import AtollError
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Shell:
         self._loop = runner.loop
         for name, text in self.dialect.scripts().items():
             files.write(name, text.encode())
+        files.write(START, SUBREAPER, mode=0o700)
         self._control, theirs = _make_control()
         with theirs:
             argv = [program, *self.dialect.arguments]
@@ -176,16 +177,14 @@ class ShellStart(NamedTuple):
     def spawn(self, runner: CommandRunner) -> int:
         try:
             actions = self._arrange_descriptors()
-            program = open_subreaper()
         except OSError as cause:
             raise no_room("a shell", cause.strerror) from cause
         try:
-            return runner.spawn_guarded(lambda: self._spawn(program, actions))
+            return runner.spawn_guarded(lambda: self._spawn(actions))
         except OSError as cause:
             raise spawn_error(self.argv[0], cause) from cause
         finally:
             os.chdir("/")
-            os.close(program)
 
     def _arrange_descriptors(self) -> FileActions:
         """In this order: none that is still needed lies where another one goes."""
@@ -196,7 +195,7 @@ class ShellStart(NamedTuple):
         actions.copy(self.files, self.files_as)
         return actions
 
-    def _spawn(self, program: int, actions: FileActions) -> int:
+    def _spawn(self, actions: FileActions) -> int:
         enter(self.directory, None)
-        words = ["shell", *self.argv]
-        return posix_spawn(f"/proc/self/fd/{program}", words, variables_vector(self.env), actions)
+        words = [START, *self.argv]
+        return posix_spawn(f"/proc/self/fd/{self.files}/{START}", words, variables_vector(self.env), actions)

@@ -23,7 +23,7 @@ ENDED_IN, KEPT_IN = b"ended ", b"kept "  # the last words of a shell, with its d
 COMPLETE = b"#complete\n"
 INTERRUPT_SIGNAL = 41  # a real-time signal that nobody uses
 
-INIT, RESTORE, LAST, GO = "init", "restore", "last", "go"
+START, INIT, RESTORE, LAST, GO = "start", "init", "restore", "last", "go"
 AFTER, STATES = ("after0", "after1"), ("state0", "state1")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

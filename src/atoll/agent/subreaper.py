@@ -6,8 +6,6 @@ a new sandbox's first result, and a megabyte for as long as it lives.
 
 from __future__ import annotations
 
-import errno
-import os
 import struct
 
 CODE = (  # x86-64, as the test of it assembles it again
@@ -27,27 +25,6 @@ CODE = (  # x86-64, as the test of it assembles it again
 )
 
 _ADDRESS = 0x400000
-_MFD_EXEC = 0x10  # which kernels before 6.3 neither need nor know
-
-
-def open_subreaper() -> int:
-    """A descriptor of it. It is executed by way of /proc/self/fd: no file system need allow that, or be there."""
-    fd = _make_file()
-    try:
-        os.write(fd, PROGRAM)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _make_file() -> int:
-    try:
-        return os.memfd_create("shell", os.MFD_CLOEXEC | _MFD_EXEC)
-    except OSError as cause:
-        if cause.errno != errno.EINVAL:
-            raise
-        return os.memfd_create("shell", os.MFD_CLOEXEC)
 
 
 def _to_elf(code: bytes) -> bytes:
@@ -62,4 +39,4 @@ def _to_elf(code: bytes) -> bytes:
     return identity + program + one + code
 
 
-PROGRAM = _to_elf(bytes.fromhex("".join(code for _, code in CODE)))
+SUBREAPER = _to_elf(bytes.fromhex("".join(code for _, code in CODE)))

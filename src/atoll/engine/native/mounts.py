@@ -122,10 +122,12 @@ def make_dev(userns: int) -> int:
 
 
 def make_scratch() -> int:
-    """A small file system without a path, for the agent and its shells. It counts as the sandbox's memory."""
+    """A small file system without a path, for the agent and its shells, which start from there. It counts as the
+    sandbox's memory.
+    """
     files = syscalls.NewFilesystem("tmpfs", mode="700", size="64m", nr_inodes="8192")
     try:
-        return files.mount(MountAttribute.NOSUID | MountAttribute.NODEV | MountAttribute.NOEXEC)
+        return files.mount(MountAttribute.NOSUID | MountAttribute.NODEV)
     finally:
         files.close()
 
