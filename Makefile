@@ -11,7 +11,7 @@ test: ## every test, with the linters
 	@.venv/bin/ruff format --check --quiet .
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/mypy
-	@.venv/bin/pytest -n 2 -m 'not alone'
+	@.venv/bin/pytest -n 3 -m 'not alone'
 	@.venv/bin/pytest -m alone
 
 check: ## format, lint and type-check
