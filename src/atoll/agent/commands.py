@@ -81,15 +81,23 @@ class CommandRunner:
 
     def spawn(self, call: Exec, base: str) -> tuple[int, Pipes]:
         """The pid of a new process, which the reaper must be told about in this turn of the loop, and its pipes."""
-        pipes = Pipes(call.stdin)
-        return self.spawn_guarded(lambda: spawn(call, pipes, self.env, base)), pipes
-
-    def spawn_guarded(self, spawn: Callable[[], int]) -> int:
-        """Around each posix_spawn: what it returns."""
         with self.guard:
-            pid = spawn()
-            take_first(pid, self.oom_score)
-        return pid
+            pipes = Pipes(call.stdin)
+            pid = spawn(call, pipes, self.env, base)
+            self.take_first(pid)
+        return pid, pipes
+
+    def take_first(self, pid: int) -> None:
+        """Of a command that has been exec'd: should memory run out, the kernel shall take it before the agent.
+
+        To raise our own score while it is spawned would be quicker, and would make us the first to be taken then.
+        """
+        with suppress(OSError):  # it has ended, or is a program that nobody may look into
+            score = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(score, b"%d" % self.oom_score)
+            finally:
+                os.close(score)
 
     @contextmanager
     def commands_oom_score(self) -> Iterator[None]:
@@ -104,19 +112,6 @@ class CommandRunner:
 def oom_score_of_commands(memory: int) -> int:
     """In a sandbox that has `memory` bytes: so high that even the smallest command is taken before the agent."""
     return min(max(LEAST_OOM_SCORE, 1000 * WEIGHT_OF_AGENT // memory), MOST_OOM_SCORE)
-
-
-def take_first(pid: int, oom_score: int) -> None:
-    """Of a command that has been exec'd: should memory run out, the kernel shall take it before the agent.
-
-    To raise our own score while it is spawned would be quicker, and would make us the first to be taken in that moment.
-    """
-    with suppress(OSError):  # it has ended, or is a program that nobody may look into
-        score = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(score, b"%d" % oom_score)
-        finally:
-            os.close(score)
 
 
 class CommandOperation:

@@ -180,7 +180,10 @@ class ShellStart(NamedTuple):
         except OSError as cause:
             raise no_room("a shell", cause.strerror) from cause
         try:
-            return runner.spawn_guarded(lambda: self._spawn(actions))
+            with runner.guard:
+                pid = self._spawn(actions)
+                runner.take_first(pid)
+            return pid
         except OSError as cause:
             raise spawn_error(self.argv[0], cause) from cause
         finally:
