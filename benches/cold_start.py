@@ -31,7 +31,7 @@ from atoll.supervisor.machine import Machine
 
 HERE = Path(__file__).parent
 WARM_UP_ROUNDS = 3
-SETTLE_SECONDS = 0.06  # namespaces are taken down, and embryos made, behind our back: not the next variant's cost
+SETTLE_SECONDS = 0.1  # namespaces are taken down, and embryos made, behind our back: not the next variant's cost
 TRUE = Exec(argv=["true"])
 STOCK = ("SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32")
 
