@@ -36,7 +36,7 @@ def test_a_directory_goes_in_and_out_as_with_cp(cli: Cli, tmp_path: Path) -> Non
     box = sandbox(cli, "trees")
     (tmp_path / "tree/sub").mkdir(parents=True)
     (tmp_path / "tree/sub/file").write_text("1")
-    assert cli("cp", f"{tmp_path}/tree", "trees:new").returncode == 0
+    assert cli("cp", "-r", f"{tmp_path}/tree", "trees:new").returncode == 0
     assert box.exists("new/sub/file")
     assert cli("cp", f"{tmp_path}/tree", "trees:new").returncode == 0
     assert box.exists("new/tree/sub/file")

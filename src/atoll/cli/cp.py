@@ -47,6 +47,7 @@ class Remote(msgspec.Struct, frozen=True):
 @click.command(short_help="Copy files into a sandbox, or out of it.")
 @click.argument("source", metavar="SRC", shell_complete=complete_id)
 @click.argument("target", metavar="DST", shell_complete=complete_id)
+@click.option("-r", "--recursive", is_flag=True, expose_value=False, help="For habit: directories are copied anyway.")
 @server_options
 def cp(source: str, target: str, url: str | None, api_key: str | None, as_json: bool) -> None:
     """Copy a file or a directory. One of SRC and DST is ID:PATH, in the sandbox ID; the other is on this machine.
