@@ -439,3 +439,72 @@ async def test_a_thing_called_bash_that_is_none_does_no_harm(host_box: Box) -> N
     assert output.done.timed_out or output.done.session_ended
     await host_box.text("rm /bin/bash")
     assert await said(host_box, "echo $-") == "si"
+
+
+DEATHS = ("exec true", "kill -9 $$", "f() { kill -9 $$; }; f", "exec /bin/sh -c 'exit 3'")
+
+
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("commands", [1, 2, 3])
+async def test_a_shell_that_dies_without_a_word_leaves_the_state_after_the_last_command(
+    host_box: Box, death: str, commands: int
+) -> None:
+    for number in range(1, commands + 1):
+        await host_box.shell(f"mkdir -p /tmp/{number}; cd /tmp/{number}; x={number}; f() {{ echo f{number}; }}")
+    for _ in range(2):  # the state of one that a shell began with is not lost either
+        assert (await host_box.shell(f"x=lost; cd /; {death}")).done.session_ended
+        assert await said(host_box, "pwd; echo $x; f") == f"/tmp/{commands}\n{commands}\nf{commands}"
+
+
+async def test_nor_is_it_lost_after_commands_that_timed_out(host_box: Box) -> None:
+    await host_box.shell("x=1; cd /tmp")
+    await host_box.shell("x=2; cd /usr")
+    await host_box.shell("x=3; sleep 60", timeout=0.2)
+    await host_box.shell("kill -9 $$")
+    assert await said(host_box, "echo $x $PWD") == "3 /usr"
+
+
+ENDS = ("exit 2", "f() { exit 2; }; f", "set -e; false", "f() { return 3; }; set -e; f", "set -eu; echo $nowhere")
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_what_was_given_to_one_command_does_not_outlive_its_shell(box: Box, end: str) -> None:
+    await box.shell("cd /usr; export kept=1 other=own")
+    await box.shell(end, env={"secret": "x", "other": "given", "kept": None}, cwd="/tmp")
+    assert await said(box, "set +eu; echo [$secret] $other $kept $PWD") == "[] own 1 /usr"
+
+
+FAILURES = (
+    "false",
+    "echo $nowhere",
+    "echo ${nowhere:?}",
+    "f() { echo $nowhere; }; f",
+    "g() { ls /nowhere; }; f() { g; }; f",
+    "echo 'open",
+    "if then",
+    "readonly r=1; r=2",
+    "false | true",
+    "(exit 4)",
+    ". /nowhere",
+    "cd /nowhere",
+)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_a_failure_in_strict_mode_keeps_everything_and_says_nothing_of_ours(host_box: Box, failure: str) -> None:
+    await host_box.shell("set -euo pipefail")
+    await host_box.shell("cd /usr; x=1; export y=2; fn() { echo fn; }")
+    output = await host_box.shell(f"x=3\n{failure}")
+    assert output.done.exit_code != 0
+    assert not output.done.session_ended
+    assert b"/proc/self/fd" not in output.stderr
+    assert await said(host_box, "pwd; echo $y; fn") == "/usr\n2\nfn"
+    assert "u" in await said(host_box, "echo $-")
+
+
+@pytest.mark.parametrize("end", ["exit 3", "die() { exit 3; }; die", "die() { (exit 3); exit; }; die", "eval 'exit 3'"])
+async def test_exit_from_anywhere_keeps_directory_and_exported_variables(box: Box, end: str) -> None:
+    await box.shell("plain=1")
+    output = await box.shell(f"cd /usr; export z=9; {end}")
+    assert (output.done.exit_code, output.done.session_ended, output.stderr) == (3, True, b"")
+    assert await said(box, "echo $PWD $z [$plain]") == "/usr 9 []"

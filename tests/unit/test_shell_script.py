@@ -44,7 +44,7 @@ def test_no_place_is_left_open_and_no_line_is_too_long(dialect: Dialect) -> None
 
 @pytest.mark.parametrize(("shell", "dialect"), [(["bash"], BASH), (["dash"], SH), (["busybox", "sh"], SH)])
 def test_every_script_is_well_formed(shell: list[str], dialect: Dialect) -> None:
-    scripts = [*dialect.scripts().values(), dialect.before({"L": "1"}, {"A": "b", "C": None}, "/tmp")]
+    scripts = [*dialect.scripts().values(), dialect.before({"L": "1"}, {"A": "b", "C": None}, "/tmp", "u1")]
     scripts += [dialect.undo({"A": "b"}, "/tmp"), dialect.command("x", 1, True), dialect.command("x", 1, False)]
     for script in scripts:
         subprocess.run([*shell, "-n", "-c", script], check=True)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _OPENING = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PLACES = ("/dev/shm", "/run", "/tmp", "/var/tmp")
-_TAIL = 64
 CLOSED = -1  # as a descriptor: whatever is tried with it fails
 
 
@@ -98,15 +97,18 @@ class ScratchDirectory:
 
     def ends_with(self, name: str, ending: bytes) -> bool:
         """Whether there is such a file and its last bytes are `ending`."""
+        return self.tail(name, len(ending)) == ending
+
+    def tail(self, name: str, most: int) -> bytes:
+        """The last bytes of a file; none if there is no such file."""
         with suppress(OSError):
             fd = os.open(name, os.O_RDONLY | _OPENING, dir_fd=self.fd)
             try:
                 status = os.fstat(fd)
-                tail = os.pread(fd, _TAIL, max(0, status.st_size - _TAIL)) if stat.S_ISREG(status.st_mode) else b""
+                return os.pread(fd, most, max(0, status.st_size - most)) if stat.S_ISREG(status.st_mode) else b""
             finally:
                 os.close(fd)
-            return tail.endswith(ending)
-        return False
+        return b""
 
     def close(self) -> None:
         with suppress(OSError):

@@ -17,9 +17,20 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.agent.commands import Command, CommandOperation
-from atoll.agent.shell import NOT_STARTED, Shell
+from atoll.agent.shell import MAX_ANSWER, NOT_STARTED, Shell
 from atoll.agent.shell_command import CommandFiles, ShellCommand, write_lines
-from atoll.agent.shell_script import COMPLETE, ENDED_IN, INIT, KEPT_IN, LAST, RESTORE, STATES, is_variable_name
+from atoll.agent.shell_script import (
+    AFTER,
+    COMPLETE,
+    ENDED,
+    INIT,
+    KEPT,
+    LAST,
+    RESTORE,
+    STATES,
+    WORDS,
+    is_variable_name,
+)
 from atoll.agent.spawn import Environment, check_call, check_directory_name, check_words, enter
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -201,6 +212,7 @@ class Session:
         self._created_at = datetime.now(UTC)
         self._files = files
         self._commands = 0
+        self._newest = 0  # which of the two states was saved last
         self._shell: Shell | None = None
         self._keeps_all = False  # whether a shell that ends leaves all its state to the next
         self._running: SessionOperation | None = None
@@ -246,14 +258,11 @@ class Session:
         self._files.close()
 
     def shell_answered(self, answer: bytes) -> None:
-        if answer.startswith((ENDED_IN, KEPT_IN)):
-            self._keeps_all = answer.startswith(KEPT_IN)
-            self._directory = os.fsdecode(answer.partition(b" ")[2])
-            self._unsaved = {}
-        elif self._running and isinstance(self._running.execution, ShellCommand):
+        if self._running and isinstance(self._running.execution, ShellCommand):
             self._running.execution.on_answer(answer)
 
     def shell_ended(self, exit_code: int) -> None:
+        self._hear_last_words(exit_code)
         shell, self._shell = self._shell, None
         self._lasting, self._unsaved = {**self._unsaved, **self._lasting}, {}
         operation = self._running
@@ -272,6 +281,16 @@ class Session:
                 self._keeps_all = True
             operation.execution.on_shell_end(exit_code, session_ended=not self._keeps_all)
 
+    def _hear_last_words(self, exit_code: int) -> None:
+        how, _, rest = self._files.tail(WORDS, MAX_ANSWER).partition(b" ")
+        status, _, directory = rest.partition(b" ")
+        if how in (ENDED, KEPT) and status == b"%d" % exit_code:
+            self._keeps_all = how == KEPT
+            self._directory = os.fsdecode(directory)
+            self._unsaved = {}
+        else:  # none, or it was killed by a signal after it had said them
+            self._files.remove(LAST)
+
     def _start_next(self) -> None:
         while self._waiting and not self._running:
             operation = self._running = self._waiting.popleft()
@@ -284,6 +303,8 @@ class Session:
     def _on_done(self, done: ExecDone) -> None:
         operation, self._running = self._running, None
         if operation:
+            if isinstance(operation.execution, ShellCommand) and operation.execution.has_saved:
+                self._newest = 1 - self._newest
             operation.done(done)
         self._directory = self._look_up_directory()
         self._start_next()
@@ -303,7 +324,7 @@ class Session:
         files = CommandFiles(self._files, self._commands)
         try:
             files.open_pipes(call.stdin)
-            lines = write_lines(call, shell, files, self._lasting)
+            lines = write_lines(call, shell, files, self._lasting, AFTER[1 - self._newest])
         except AtollError:
             files.remove()
             raise
@@ -323,12 +344,11 @@ class Session:
 
     def _choose_state(self) -> None:
         """Which of the files an earlier shell left, if any, the next one starts from: the latest that is whole."""
-        newest = self._commands % 2
-        for name in (LAST, STATES[newest], STATES[1 - newest]):
+        for name in (LAST, STATES[self._newest], STATES[1 - self._newest]):
             if self._files.ends_with(name, COMPLETE):
                 self._files.rename(name, RESTORE)
                 break
-        self._files.remove(LAST, *STATES)
+        self._files.remove(LAST, WORDS, *STATES)
 
     def _where(self) -> str:
         """The directory, as a path that leads there even if it was removed or renamed."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from atoll.agent.commands import KILL_GRACE_SECONDS, CommandRunner, Execution
 from atoll.agent.process_tree import ShellCommandTree
-from atoll.agent.shell_script import AFTER, DROPPED, INPUT_OPENED, INTERRUPT_SIGNAL
+from atoll.agent.shell_script import DROPPED, INPUT_OPENED, INTERRUPT_SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -83,17 +83,17 @@ class CommandFiles:
         return self._names[-1]
 
 
-def write_lines(call: ExecShell, shell: Shell, files: CommandFiles, lasting: Mapping[str, str | None]) -> list[str]:
-    """Write the files of `call`; returns the lines that make the shell use them."""
+def write_lines(
+    call: ExecShell, shell: Shell, files: CommandFiles, lasting: Mapping[str, str | None], after: str
+) -> list[str]:
+    """Write the files of `call`; returns the lines that make the shell use them, and the script `after` in the end."""
     dialect = shell.dialect
-    lines = []
+    lines = [dialect.source_command(files.write("c", dialect.command(call.command, files.number, call.stdin)))]
     if lasting or call.env or call.cwd is not None:
-        lines.append(dialect.source(files.write("b", dialect.before(lasting, call.env, call.cwd))))
-    text = dialect.command(call.command, files.number, call.stdin)
-    lines.append(dialect.source_command(files.write("c", text)))
-    if call.env or call.cwd is not None:
-        lines.append(dialect.source(files.write("u", dialect.undo(call.env, call.cwd))))
-    return [*lines, dialect.source_after(AFTER[files.number % 2], shell.next_batch())]
+        undo = files.write("u", dialect.undo(call.env, call.cwd))
+        before = files.write("b", dialect.before(lasting, call.env, call.cwd, undo))
+        lines = [dialect.source(before), *lines, dialect.source(undo)]
+    return [*lines, dialect.source_after(after, shell.next_batch())]
 
 
 class ShellCommand(Execution):
@@ -115,18 +115,19 @@ class ShellCommand(Execution):
         self._tree = ShellCommandTree(shell.pid, runner.births.now())
         self._pause = FIRST_LOOK_SECONDS
         self._was_silent = False
+        self.has_saved = False  # whether the shell went on to save its state
         self._check = self._loop.call_later(FIRST_CHECK_SECONDS, self._check_shell, FIRST_CHECK_SECONDS)
 
     def on_answer(self, answer: bytes) -> None:
+        number, _, status = answer.partition(b" ")
         if answer == INPUT_OPENED:
             self._files.hand_input_to(self._streams)
-        elif self._is_ending:
-            if answer == DROPPED + str(self._files.number).encode():
-                self._leave(0)
-        else:
-            number, _, status = answer.partition(b" ")
-            if number == self._number and status.isdigit() and len(status) <= 3:
+        elif number == self._number and status.isdigit() and len(status) <= 3:
+            self.has_saved = True
+            if not self._is_ending:
                 self._leave(min(int(status), MAX_EXIT_CODE))
+        elif self._is_ending and answer == DROPPED + str(self._files.number).encode():
+            self._leave(0)
 
     def on_shell_end(self, exit_code: int, *, session_ended: bool) -> None:
         if self._is_ending:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 READY, INPUT_OPENED, DROPPED = b"ready", b"input", b"dropped "
-ENDED_IN, KEPT_IN = b"ended ", b"kept "  # the last words of a shell, with its directory
+ENDED, KEPT = b"ended", b"kept"  # the last words of a shell, with its status and directory; in the file WORDS
 COMPLETE = b"#complete\n"
 INTERRUPT_SIGNAL = 41  # a real-time signal that nobody uses
 
-START, INIT, RESTORE, LAST, GO = "start", "init", "restore", "last", "go"
+START, INIT, RESTORE, LAST, WORDS, GO = "start", "init", "restore", "last", "words", "go"
 AFTER, STATES = ("after0", "after1"), ("state0", "state1")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,6 +45,7 @@ class Dialect(msgspec.Struct, frozen=True):
     dump: str
     dump_exported: str
     keeps_all_on_exit: str  # a condition
+    function: str  # the one that is being executed
     save_variable: str  # NAME into __atoll_NAME
     restore_variable: str
 
@@ -67,9 +68,11 @@ class Dialect(msgspec.Struct, frozen=True):
         run = f"{self.eval} {quote(text)} <&{self.input_fd} {outputs} {self.input_fd}<&-"
         return f"{{ {self.answer(INPUT_OPENED.decode())}; {run}; }} {self.input_fd}<{self.directory}/i{number}\n"
 
-    def before(self, lasting: Mapping[str, str | None], env: Mapping[str, str | None], cwd: str | None) -> str:
-        """Sets what holds from now on, and what holds for one command."""
-        lines = ["__atoll=$?"]
+    def before(
+        self, lasting: Mapping[str, str | None], env: Mapping[str, str | None], cwd: str | None, undo: str
+    ) -> str:
+        """Sets what holds from now on, and what holds for one command, until the script `undo`."""
+        lines = ["__atoll=$?", f"__atoll_undo={undo}"]
         lines += [self._set(name, value) for name, value in lasting.items()]
         for name, value in env.items():
             lines += [self.save_variable.replace("NAME", name), self._set(name, value)]
@@ -80,7 +83,7 @@ class Dialect(msgspec.Struct, frozen=True):
 
     def undo(self, env: Mapping[str, str | None], cwd: str | None) -> str:
         """Takes back what held for one command."""
-        lines = ["__atoll=$?"]
+        lines = ["__atoll=$?", f"{self.call} unset __atoll_undo"]
         lines += [self.restore_variable.replace("NAME", name) for name in env]
         if cwd is not None:
             lines.append(f'CDPATH= {self.call} cd -- "$__atoll_pwd" || {self.call} cd /')
@@ -118,6 +121,8 @@ class Dialect(msgspec.Struct, frozen=True):
             "@DUMP_EXPORTED": self.dump_exported,
             "@DUMP": self.dump,
             "@KEEPS_ALL_ON_EXIT": self.keeps_all_on_exit,
+            "@FUNCTION": self.function,
+            "@NUMBER": str(self.directory_fd),
             "@WAIT": self.wait,
             "@MEND": self.mend,
             "@CALL": self.call,
@@ -140,9 +145,16 @@ def is_variable_name(name: str) -> bool:
 
 # The interrupt makes a shell drop what it does and go back to reading: SIGINT alone would not, while it waits for a
 # child that did not die of SIGINT. A handler of the command's own must not keep it there either.
+#
+# A shell may end in the middle of a command, whose redirections still hold. It has put its own descriptors aside then,
+# at the first free numbers from 10 on, and finds its directory there.
 _INIT = rf"""
 @CALL trap '@CALL trap - INT; @CALL kill -INT $$' {INTERRUPT_SIGNAL}
-@CALL trap '@CALL . @DIR/exit' EXIT
+@CALL trap '__atoll_status=$? __atoll_function=@FUNCTION
+for __atoll_at in @NUMBER 10 11 12 13 14 15; do
+__atoll_at=/proc/self/fd/$__atoll_at
+if @CALL test -f "$__atoll_at/exit"; then @CALL . "$__atoll_at/exit" 2>/dev/null && \:; fi
+done' EXIT
 @CALL printf '{READY.decode()}\0' >&0
 @WAIT
 """
@@ -159,18 +171,21 @@ _AFTER = r"""@CALL printf '%s %s\0' "$__atoll_batch" "$__atoll" >&0
 """
 
 # The shell ends: by `exit`, and then the next one is fresh, or by a failure under errexit, and then all is kept. Under
-# errexit a shell cannot tell `exit 1` from a failure, and keeps all.
-_EXIT = rf"""__atoll=$?
+# errexit a shell cannot tell `exit 1` from a failure, and keeps all. What held for one command is taken back first.
+# A command's `exit` takes back its redirections, unless it is in a function. If they still hold, nobody asked for this
+# end: a signal, or no way back to its lines. Then it has nothing to say, and what was saved before is what counts.
+_EXIT = rf"""if @CALL test "${{__atoll_undo-}}"; then @CALL . "$__atoll_at/$__atoll_undo" && \:; fi
+__atoll=$__atoll_status
 if @KEEPS_ALL_ON_EXIT; then
 {{
 @DUMP
-}} >|@DIR/{LAST}
-@CALL printf '{KEPT_IN.decode()}%s\0' "${{PWD-}}" >&0
-else
+}} >|"$__atoll_at/{LAST}"
+@CALL printf '{KEPT.decode()} %s %s' "$__atoll" "${{PWD-}}" >|"$__atoll_at/{WORDS}"
+elif @CALL test "$__atoll_at" = @DIR || @CALL test "$__atoll_function"; then
 {{
 @DUMP_EXPORTED
-}} >|@DIR/{LAST}
-@CALL printf '{ENDED_IN.decode()}%s\0' "${{PWD-}}" >&0
+}} >|"$__atoll_at/{LAST}"
+@CALL printf '{ENDED.decode()} %s %s' "$__atoll" "${{PWD-}}" >|"$__atoll_at/{WORDS}"
 fi
 """
 
@@ -223,6 +238,7 @@ done
 """
     + _COMPLETE_LINE,
     keeps_all_on_exit=r"""[[ $__atoll != 0 && $- == *e* ]]""",
+    function="${FUNCNAME-}",
     save_variable=r"""__atoll_NAME=; if [[ -v NAME ]]; then __atoll_NAME=${NAME[@]@A}; fi""",
     restore_variable=r"""\builtin unset -v NAME; \builtin eval "$__atoll_NAME"; \builtin unset -v __atoll_NAME""",
 )
@@ -263,6 +279,7 @@ __atoll_batch=0
 """
     + _COMPLETE_LINE,
     keeps_all_on_exit=r"""case $__atoll$- in 0*) \command false ;; *e*) \: ;; *) \command false ;; esac""",
+    function="",  # it takes back redirections in any case
     save_variable=r"""\command unset __atoll_NAME; if \[ "${NAME+x}" \]; then __atoll_NAME=$NAME; fi""",
     restore_variable=r"""if \[ "${__atoll_NAME+x}" \]; then \command export NAME="$__atoll_NAME"
 else \command unset NAME; fi; \command unset __atoll_NAME""",
