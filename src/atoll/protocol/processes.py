@@ -20,7 +20,8 @@ from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.ids import SaidId
 
 MAX_PROCESS_ID = 63
-MAX_COMMAND_SHOWN = 1000  # bytes: 600 processes fit into one frame
+MAX_COMMAND_SHOWN = 1000  # bytes
+MAX_COMMANDS_LISTED = 250_000  # bytes of all commands in a list, which is one frame; and of all errors
 OK_STATUS = (200, 399)
 MAX_WAIT_PATH = 8192
 READY_LINES, READY_BYTES = 20, 4096  # of a log, in the error about a process that is not ready
@@ -260,12 +261,23 @@ def check_wait(call: WaitForPort) -> WaitForPort:
     return call
 
 
-def shorten(command: str | Sequence[str]) -> str | list[str]:
-    """As it is shown in lists: MAX_COMMAND_SHOWN bytes of it."""
+def shorten_all(processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:
+    """As a list shows them: the more there are, the less is shown of each command."""
+    length = min(MAX_COMMAND_SHOWN, MAX_COMMANDS_LISTED // max(1, len(processes)))
+    return [
+        msgspec.structs.replace(
+            info, command=shorten(info.command, length), error=info.error and _cut(info.error, length)
+        )
+        for info in processes
+    ]
+
+
+def shorten(command: str | Sequence[str], length: int = MAX_COMMAND_SHOWN) -> str | list[str]:
+    """`length` bytes of it, and a mark if that is not all."""
     if isinstance(command, str):
-        return _cut(command, MAX_COMMAND_SHOWN)
+        return _cut(command, length)
     shown: list[str] = []
-    left = MAX_COMMAND_SHOWN
+    left = length
     for word in command:
         if left <= 0:
             return [*shown, "…"]
