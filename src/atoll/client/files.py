@@ -14,7 +14,7 @@ from atoll.client.link import SandboxLink
 from atoll.client.open_files import AsyncFileReader, AsyncFileStream, AsyncFileWriter, commit
 from atoll.client.server import misbehaved
 from atoll.client.transfers import OnProgress
-from atoll.protocol.arguments import check_callback, check_flag, wrong_argument
+from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument
 from atoll.protocol.content_types import FileContent, check_encoding, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import (
@@ -326,12 +326,6 @@ def to_content(name: str, data: bytes, encoding: str | None) -> FileContent[str]
         return FileContent(content=data, encoding=encoding, is_binary=is_binary, mime_type=kind, size=len(data))
     text = base64.b64encode(data).decode() if encoding == "base64" else data.decode(errors="replace")
     return FileContent(content=text, encoding=encoding, is_binary=is_binary, mime_type=kind, size=len(data))
-
-
-def check_count(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise wrong_argument(name, value, "is not a number of bytes", remedy="Give a whole number, 0 or more.")
-    return value
 
 
 def _patterns(name: str, given: Patterns | None) -> list[bytes]:

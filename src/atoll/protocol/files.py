@@ -13,7 +13,7 @@ from enum import Enum
 import msgspec
 
 from atoll.protocol.arguments import wrong_argument
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import ErrorCode, error, shown
 from atoll.protocol.names import named
 
 MAX_PATH = 4096  # the kernel's own limit, with the NUL at the end
@@ -254,8 +254,8 @@ def to_raw_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> by
         raw = os.fsencode(path)
     except (TypeError, UnicodeEncodeError) as cause:
         remedy = "Give text, bytes or a path object."
-        shown = f"{path!r:.200}"
-        raise error(ErrorCode.INVALID_PATH, f"{shown} is not a path", remedy=remedy, path=shown) from cause
+        message = f"{shown(path, 200)} is not a path"
+        raise error(ErrorCode.INVALID_PATH, message, remedy=remedy, path=shown(path, 200)) from cause
     return check_path(raw)
 
 
