@@ -298,6 +298,7 @@ class AsyncFiles:
         """Copy a file or directory of this machine into the sandbox; `remote` is what it is called there.
 
         A directory's content is added to what is at `remote`; a file goes into it, if `remote` ends with a slash.
+        Sockets, FIFOs and devices in a directory are left out, with a LeftOutWarning that names them.
         `on_progress(bytes done, bytes in all or None)` is called now and then.
         """
         check_callback(on_progress, "on_progress")
@@ -307,7 +308,8 @@ class AsyncFiles:
         """Copy a file or directory of the sandbox to this machine; `local` is what it is called here.
 
         A file appears as a whole, and goes into `local` if that is a directory. A directory's content is added to
-        what is at `local`, and nothing in it can be written anywhere else: what tries to is UNSAFE_ARCHIVE.
+        what is at `local`, and nothing in it can be written anywhere else: what tries to is UNSAFE_ARCHIVE. What is
+        left out is told as by `upload`.
         """
         check_callback(on_progress, "on_progress")
         await transfers.download(self._link, self._session_id, remote, local, on_progress)

@@ -166,7 +166,7 @@ class PackFiles(FileCall, frozen=True, kw_only=True, tag="pack_files"):
     """DATA with a tar archive; DONE FileDone with the number of entries.
 
     A directory's entries are named from within it ("." is the directory itself); a file is one entry with its own name.
-    Sockets, FIFOs and devices are left out.
+    Sockets, FIFOs and devices are left out, and counted.
     """
 
     path: bytes
@@ -207,10 +207,16 @@ class FileList(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileInfo]
 
 
-class FileDone(msgspec.Struct, frozen=True, kw_only=True):
-    """`count`: bytes or entries, as the call says."""
+class FileDone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`count`: bytes or entries, as the call says. `left_out`: entries that no archive takes; the first have names."""
 
     count: int = 0
+    left_out: int = 0
+    left_out_names: list[bytes] = []
+
+
+class LeftOutWarning(UserWarning):
+    """Something of a directory was not copied: sockets, FIFOs and devices are not."""
 
 
 Result = FileInfo | FileDone
