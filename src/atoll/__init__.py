@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         SandboxError,
         ServerLostError,
     )
-    from atoll.protocol.files import ChangeType, FileChange, FileInfo, FileType
+    from atoll.protocol.files import ChangeType, FileChange, FileInfo, FileType, LeftOutWarning
     from atoll.protocol.limits import Limits
     from atoll.protocol.messages import SessionInfo
     from atoll.protocol.process_results import LogMatch, ProcessEvent, ProcessLogs
@@ -79,7 +79,7 @@ _PLACES = {
     "atoll.client_sync.file_watch": "FileWatch",
     "atoll.client_sync.open_files": "FileReader FileStream FileWriter",
     "atoll.protocol.content_types": "FileContent",
-    "atoll.protocol.files": "ChangeType FileChange FileInfo FileType",
+    "atoll.protocol.files": "ChangeType FileChange FileInfo FileType LeftOutWarning",
     "atoll.client_sync.sandbox": "Sandbox get_sandbox list_sandboxes temporary_sandbox",
     "atoll.client_sync.sessions": "Session",
     "atoll.client_sync.terminals": "Terminal TerminalView",
@@ -138,6 +138,7 @@ __all__ = [
     "InvalidKeyError",
     "InvalidValueError",
     "IsADirectoryPathError",
+    "LeftOutWarning",
     "LimitReachedError",
     "Limits",
     "LogMatch",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import atoll
-from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.errors import AtollError, ErrorCode, shown
 from atoll.protocol.processes import ProcessInfo, ProcessStatus
 from atoll.protocol.terminals import TerminalInfo
 from tests.client.halves import Half
@@ -31,7 +32,7 @@ REQUIRED_TEXT = (5, None, "", b"a", ["a"])
 ID = (*REQUIRED_TEXT, "a b", "a" * 64)
 FLAG = ("yes", 1, None, 0, "")
 TIME = ("soon", -1, True, float("nan"), float("inf"), [1], b"1s", "")
-COUNT = ("5", -1, True, 1.5, [1], "")
+COUNT = ("5", -1, True, 1.5, [1], "", 2**63, 10**30)
 DIRECTORY = (5, "", b"/tmp", ["/tmp"], "a\0b", "\udc80", False)
 ENVIRONMENT: tuple[Any, ...] = (
     5,
@@ -45,6 +46,8 @@ ENVIRONMENT: tuple[Any, ...] = (
     {"A=B": "c"},
     {"A": "\0"},
     {"A": "\udc80"},
+    {"A": 10**5000},
+    {10**5000: "a"},
 )
 NO_SHELL_NAMES = ({"a-b": "1"}, {"1a": "1"}, {"a b": "1"}, {"ä": "1"})  # fine for a command without a shell
 CALLBACK: tuple[Any, ...] = (5, "print", [], 0)
@@ -53,12 +56,26 @@ SIGNAL = ("SIGNOTHING", 0, -1, 1000, True, None, 1.5, "")
 SIZE = (0, -1, "80", None, True, 1.5, 10**6)
 STDIN = (5, True, object)
 MODE = ("0644", -1, True, 0o10000, 1.5)
-SINCE = (-1, "1", True, 1.5)
-LABELS: tuple[Any, ...] = (5, [], "", "a=b", {"a": 1}, {1: "a"}, {"": "a"}, {"a=b": "c"}, {"a": "\udc80"})
+SINCE = (-1, "1", True, 1.5, 2**63)
+LABELS: tuple[Any, ...] = (
+    5,
+    [],
+    "",
+    "a=b",
+    {"a": 1},
+    {1: "a"},
+    {"": "a"},
+    {"a=b": "c"},
+    {"a": "\udc80"},
+    {"a": 10**5000},
+)
 URL = (5, "", b"http://a", "nowhere", "ftp://a", "http://", "http://a:x", True)
 KEY = (5, "", b"key", "kéy", "a\nb", True)
 
-# What each parameter is given; a method's other parameters are as in USUAL.
+# What no parameter takes, and Python neither makes a float of nor writes down in digits.
+HUGE = (10**400, 10**5000, -(10**5000))
+
+# What each parameter is given, and HUGE; a method's other parameters are as in USUAL.
 WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "get_sandbox": {
         "id": (*ID, "Upper", "-a", "a-"),
@@ -66,7 +83,18 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "sleep_after": (*TIME, None),
         "keep_alive": FLAG,
         "env": (*ENVIRONMENT, *NO_SHELL_NAMES, {"A": None}),
-        "limits": (5, [], "", "huge", {"cpus": "many"}, {"ram": 1}, {"memory": -1}, True),
+        "limits": (
+            5,
+            [],
+            "",
+            "huge",
+            {"cpus": "many"},
+            {"ram": 1},
+            {"memory": -1},
+            {"cpus": 10**5000},
+            {"disk": 10**5000},
+            True,
+        ),
         "labels": LABELS,
         "url": URL,
         "api_key": KEY,
@@ -246,13 +274,15 @@ async def run(half: Half, where: str, function: Any, arguments: dict[str, Any]) 
 @pytest.mark.parametrize(("where", "name"), CASES)
 async def test_what_cannot_be_meant_is_refused_before_anything_is_sent(half: Half, where: str, name: str) -> None:
     function = target(half, where)
-    for value in WRONG[where][name]:
+    for value in (*WRONG[where][name], *HUGE):
         with pytest.raises(AtollError) as caught:
             await run(half, where, function, {**USUAL.get(where, {}), name: value})
         problem = caught.value
-        assert problem.code.value.startswith("INVALID_"), value
-        assert isinstance(problem, ValueError) or problem.code is ErrorCode.INVALID_API_KEY, value
-        assert problem.remedy, value
+        assert problem.code.value.startswith("INVALID_"), shown(value)
+        assert isinstance(problem, ValueError) or problem.code is ErrorCode.INVALID_API_KEY, shown(value)
+        assert problem.remedy, shown(value)
+        assert "cannot be sent" not in problem.message, shown(value)
+        assert len(str(problem)) < 1000, shown(value)
 
 
 async def test_a_wrong_value_is_shown_with_its_name(half: Half) -> None:
@@ -262,6 +292,19 @@ async def test_a_wrong_value_is_shown_with_its_name(half: Half) -> None:
             await half.run(sandbox.exec, "true", **{name: value})
         assert isinstance(caught.value, AtollError)
         assert (caught.value.context["field"], caught.value.context["value"]) == (name, repr(value))
+
+
+@pytest.mark.parametrize("whence", [os.SEEK_SET, os.SEEK_CUR])
+async def test_a_place_that_no_file_has_is_refused_before_anything_is_sent(half: Half, whence: int) -> None:
+    file = half.get_sandbox("user-123", url=NOWHERE).open_file("a")
+    assert await half.run(file.seek, 5) == 5
+    for place in (1.5, "1", True, None, 2**63, 2**63 - 1 if whence else 2**70, -6, *HUGE):
+        with pytest.raises(ValueError) as caught:
+            await half.run(file.seek, place, whence)
+        assert isinstance(caught.value, AtollError)
+        assert caught.value.code is ErrorCode.INVALID_REQUEST
+        assert "Give a" in caught.value.remedy
+        assert file.tell() == 5
 
 
 async def test_the_table_has_every_parameter_there_is(half: Half) -> None:

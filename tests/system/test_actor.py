@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -126,6 +127,16 @@ async def test_a_request_that_is_refused_leaves_the_history_of_the_one_before(ac
         assert [event.what for event in actor.events(0)] == ["created", "destroyed"]
     await actor.ensure(SandboxOptions(image="busybox"), ME)
     assert [(event.number, event.what) for event in actor.events(0)] == [(3, "created")]
+
+
+async def test_one_that_exists_is_found_by_the_options_it_was_made_with_although_its_image_is_gone(
+    machine: Machine, actor: SandboxActor, state: Path, busybox_root: Path
+) -> None:
+    options = SandboxOptions(image="fleeting")
+    machine.images.add("fleeting", busybox_root)
+    assert await actor.ensure(options, ME)
+    shutil.rmtree(state / "images" / "fleeting")
+    assert not await actor.ensure(options, ME)
 
 
 async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(

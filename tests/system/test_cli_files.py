@@ -50,6 +50,18 @@ def test_a_directory_goes_in_and_out_as_with_cp(cli: Cli, tmp_path: Path) -> Non
     assert (tmp_path / "back/tree/sub/file").read_text() == "1"
 
 
+def test_what_cannot_be_copied_with_a_directory_is_named(cli: Cli, tmp_path: Path) -> None:
+    sandbox(cli, "pipes")
+    (tmp_path / "tree").mkdir()
+    os.mkfifo(tmp_path / "tree/a\x1bb")
+    said = f"left out of '{tmp_path}/tree', as no file, directory or link: 'a\\x1bb'"
+    ran = cli("cp", f"{tmp_path}/tree", "pipes:tree")
+    assert (ran.returncode, ran.stdout, ran.stderr.decode()) == (0, b"", f"atoll: {said}\n")
+    assert cli.document("cp", f"{tmp_path}/tree", "pipes:other")["warnings"] == [said]
+    cli("exec", "pipes", "mkfifo tree/inside")
+    assert b"'inside'" in cli("cp", "pipes:tree", f"{tmp_path}/back").stderr
+
+
 def test_standard_input_and_output_are_files_too(cli: Cli) -> None:
     sandbox(cli, "pipes")
     assert cli("cp", "-", "pipes:in.bin", stdin=LARGE).returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import socket
 import time
 import zipfile
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.files import FileType
+from atoll.protocol.files import FileType, LeftOutWarning
 from atoll.server.relay import BEGIN_SECONDS
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
 from tests.system.serving import RunningServer
@@ -180,6 +181,27 @@ async def test_content_may_come_as_slowly_as_it_likes(half: Half, sandbox: Any) 
     await half.run(sandbox.write_file, "slow", slow())
     found = await half.run(sandbox.read_file, "slow", encoding="bytes")
     assert found.content == b"0" * 100_000 + b"1" * 100_000 + b"2" * 100_000
+
+
+async def test_what_cannot_be_copied_with_a_directory_is_told(half: Half, sandbox: Any, tmp_path: Path) -> None:
+    local = tmp_path / "tree"
+    (local / "sub").mkdir(parents=True)
+    (local / "file").touch()
+    os.mkfifo(local / "sub/fi\nfo")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(local / "socket"))
+    with pytest.warns(LeftOutWarning) as warned:
+        await half.run(lambda: sandbox.upload(local, "tree"))
+    assert len(warned) == 1
+    assert str(warned[0].message).startswith(f"left out of '{local}', as no file, directory or link: ")
+    assert {"'sub/fi\\nfo'", "'socket'"} == set(str(warned[0].message).partition("link: ")[2].split(", "))
+    assert "src/atoll" not in warned[0].filename  # but where upload() was called
+    assert [file.name for file in await half.run(sandbox.list_files, "tree", recursive=True)] == ["file", "sub"]
+    await half.run(sandbox.exec, "for n in $(seq 12); do mkfifo tree/fifo-$n; done")
+    with pytest.warns(LeftOutWarning, match=r"left out of 'tree', .*'fifo-\d+'.* and 2 more$") as warned:
+        await half.run(lambda: sandbox.download("tree", tmp_path / "back"))
+    assert "src/atoll" not in warned[0].filename
+    assert sorted(os.listdir(tmp_path / "back")) == ["file", "sub"]
 
 
 async def test_10_000_small_files_are_listed_copied_and_deleted(half: Half, sandbox: Any, tmp_path: Path) -> None:

@@ -397,24 +397,67 @@ async def test_two_hundred_processes_at_once_run_and_end(processes: Processes) -
     ended = await processes.list()
     assert {process.status for process in ended} == {ProcessStatus.KILLED}
     assert {process.exit_code for process in ended} == {143}
-    assert len(ended) == 100  # of those that are over the latest are kept
+    assert len(ended) == 200
     await processes.wait_until_gone("sleep")
     while await processes.box.text(ZOMBIES) != "0":  # one that ended just now
         await asyncio.sleep(0.01)
     assert memory(processes.box, "VmHWM") < AGENT_MEMORY
-    assert (await processes.ask(CleanUpProcesses(), decode_process_count)).count == 100
+    assert (await processes.ask(CleanUpProcesses(), decode_process_count)).count == 200
     assert await processes.list() == []
 
 
+async def test_who_comes_late_learns_how_each_of_hundreds_ended_and_what_is_gone_of_its_log(
+    processes: Processes,
+) -> None:
+    for number in range(250):
+        command = f"echo {number}; exit {number % 3}"
+        await processes.start(f"{command} #{'x' * 500}" if number == 0 else command, f"short-{number}")
+    for number in range(250):
+        ended = await processes.exit(f"short-{number}")
+        assert (ended.exit_code, ended.status.is_over) == (number % 3, True)
+    assert await processes.get("short-7") == await processes.kill("short-7") == (await processes.list())[7]
+    in_order = sorted(await processes.list(), key=lambda process: process.end_time or process.start_time)
+    for process in in_order[::10]:
+        log = await processes.log(process.id)
+        whole = process.id.removeprefix("short-") + "\n"
+        assert (log.text(), log.dropped) in ((whole, 0), ("", len(whole)))
+        assert log.parts[-1].ended == await processes.get(process.id)
+    assert (await processes.log(in_order[0].id)).dropped > 0
+    assert (await processes.log(in_order[-1].id)).dropped == 0
+    assert len((await processes.get("short-0")).command) < 300
+
+
+async def test_what_one_without_its_log_left_running_is_still_killed(processes: Processes) -> None:
+    for name in ("before", "after"):
+        daemon = f"setsid sh -c 'trap \"\" TERM; echo x > /tmp/{name}; sleep 1000'"
+        await processes.start(f"mkfifo /tmp/{name}; {daemon} & read x < /tmp/{name}; echo up", name)
+        await processes.exit(name)
+    await processes.kill("before")  # begins a grace period
+    await many_short(processes, 100)
+    assert [(await processes.log(name)).dropped for name in ("before", "after")] == [len("up\n")] * 2
+    await processes.kill("after", 9)
+    await processes.wait_until_gone("sleep")
+
+
 async def test_those_that_ended_last_are_kept_however_early_they_were_started(processes: Processes) -> None:
+    before = memory(processes.box)
     await processes.start("mkfifo /tmp/go; read x < /tmp/go; echo ended last", "first")
-    for number in range(101):
-        await processes.start(["true"], f"short-{number}")
-        await processes.exit(f"short-{number}")
+    await many_short(processes, 1001)
     await processes.box.text("echo > /tmp/go")
     await processes.exit("first")
     assert (await processes.log("first")).text() == "ended last\n"
-    assert [process.id for process in await processes.list()] == ["first", *(f"short-{n}" for n in range(2, 101))]
+    assert [process.id for process in await processes.list()] == ["first", *(f"short-{n}" for n in range(2, 1001))]
+    assert memory(processes.box) - before < 4 * 2**20
+    with pytest.raises(AtollError) as caught:
+        await processes.exit("short-1")
+    assert code_of(caught) is ErrorCode.PROCESS_NOT_FOUND
+
+
+async def many_short(processes: Processes, count: int) -> None:
+    """Start so many one after the other, each when the last has ended."""
+    for number in range(count):
+        await processes.start(["true"], f"short-{number}")
+        await processes.exit(f"short-{number}")
 
 
 async def test_too_many_are_refused_and_the_others_can_still_be_ended(processes: Processes) -> None:

@@ -19,6 +19,7 @@ import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -503,6 +504,43 @@ async def test_a_wrong_request_is_told_what_is_wrong_and_what_to_do(
     answer = await server.ask(method, path, body)
     assert_is_problem(answer, code)
     assert answer.status == status
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "code"),
+    [
+        ({"image": "none"}, 404, "IMAGE_NOT_FOUND"),
+        ({"image": "../host"}, 400, "INVALID_IMAGE_NAME"),
+        ({"limits": "huge"}, 400, "INVALID_LIMITS"),
+        ({"limits": {"cpus": -1}}, 400, "INVALID_LIMITS"),
+        ({"sleep_after": "soon"}, 400, "INVALID_REQUEST"),
+        ({"env": {"A=B": "c"}}, 400, "INVALID_ENVIRONMENT"),
+        ({"env": {"a-b": "c"}}, 400, "INVALID_ENVIRONMENT"),
+        ({"labels": {"": "c"}}, 400, "INVALID_REQUEST"),
+    ],
+)
+async def test_options_that_make_no_sense_are_refused_alike_for_a_new_sandbox_and_for_one_that_exists(
+    server: RunningServer, options: dict[str, Any], status: int, code: str
+) -> None:
+    new = await server.ask("PUT", "/v1/sandboxes/optional", options)
+    assert (await server.ask("GET", "/v1/sandboxes/optional")).status == 404
+    await server.ask("PUT", "/v1/sandboxes/optional", {})
+    existing = await server.ask("PUT", "/v1/sandboxes/optional", options)
+    await server.ask("POST", "/v1/sandboxes/optional/sleep", {"stop": True})
+    stopped = await server.ask("PUT", "/v1/sandboxes/optional", options)
+    assert (await server.ask("GET", "/v1/sandboxes/optional")).json()["state"] == "stopped"
+    for answer in (new, existing, stopped):
+        assert_is_problem(answer, code)
+        assert answer.status == status
+    assert existing.json() == stopped.json() == new.json()
+
+
+async def test_options_that_make_sense_change_nothing_of_a_sandbox_that_exists(server: RunningServer) -> None:
+    made = await server.ask("PUT", "/v1/sandboxes/kept", {"labels": {"a": "1"}})
+    others = {"image": "host", "limits": "lite", "env": {"A": "b"}, "labels": {"a": "2"}, "sleep_after": "1h"}
+    again = await server.ask("PUT", "/v1/sandboxes/kept", others)
+    assert (made.status, again.status) == (201, 200)
+    assert made.json() | {"use": None} == again.json() | {"use": None}
 
 
 @pytest.mark.parametrize("path", ["/v1/sandboxes/a/exec", "/v1/sandboxes/a/call"])

@@ -8,7 +8,19 @@ import pickle
 import msgspec
 import pytest
 
-from atoll.protocol.errors import AtollError, Context, ErrorBody, ErrorCode, InternalError, error, from_body
+from atoll.protocol.calls import encode_call
+from atoll.protocol.errors import (
+    AtollError,
+    Context,
+    ErrorBody,
+    ErrorCode,
+    InternalError,
+    as_id,
+    error,
+    from_body,
+    shown,
+)
+from atoll.protocol.messages import ExecShell
 from atoll.protocol.names import named
 
 
@@ -101,3 +113,31 @@ def test_half_a_character_is_no_obstacle_for_an_error_that_travels() -> None:
     body = msgspec.json.decode(msgspec.json.encode(made.to_body()), type=ErrorBody)
     assert (body.message, body.remedy) == ("bad \\ud800", "Not \\udcff.")
     assert body.context == {"value": "\\udcff", "number": 3}
+
+
+class Shy:
+    def __repr__(self) -> str:
+        raise RuntimeError("not today")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (10**400, "1" + 99 * "0"),
+        ("ä", "'ä'"),
+        (10**5000, "<int that cannot be shown>"),
+        ({"a": -(10**5000)}, "<dict that cannot be shown>"),
+        (Shy(), "<Shy that cannot be shown>"),
+    ],
+    ids=["long", "text", "longer", "inside", "refusing"],
+)
+def test_a_value_is_shown_whatever_it_is(value: object, words: str) -> None:
+    assert shown(value) == words
+    assert as_id(value)[:100].strip("'") == words.strip("'")
+
+
+def test_a_number_that_cannot_be_sent_is_not_said_to_be_text() -> None:
+    with pytest.raises(AtollError) as caught:
+        encode_call(ExecShell(command="true", max_output=10**5000))
+    assert caught.value.context == {"field": "max_output", "value": "<int that cannot be shown>"}
+    assert caught.value.remedy == f"Give {2**63 - 1} at most."

@@ -19,7 +19,15 @@ from atoll.agent.processes import (
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.protocol.process_results import LogSearch
-from atoll.protocol.processes import ProcessInfo, ProcessList, ProcessStatus, not_ready, parse_signal, shorten
+from atoll.protocol.processes import (
+    ProcessInfo,
+    ProcessList,
+    ProcessStatus,
+    not_ready,
+    parse_signal,
+    shorten,
+    shorten_all,
+)
 
 
 def search(wanted: str | re.Pattern[str], *pieces: str) -> str | None:
@@ -135,9 +143,11 @@ def test_the_longest_list_of_processes_fits_into_a_frame(command: str | list[str
             "restart": "on-failure",
             "restarts": 2**31,
             "timed_out": True,
-            "error": "x" * 300,
+            "error": "x" * 1000,
         },
         ProcessInfo,
     )
-    frame = msgspec.msgpack.encode(ProcessList(processes=[one] * (MAX_RUNNING + MAX_OVER)))
+    frame = msgspec.msgpack.encode(ProcessList(processes=shorten_all([one] * (MAX_RUNNING + MAX_OVER))))
     assert len(frame) <= MAX_PAYLOAD
+    few = [one] * 100
+    assert shorten_all(few) == few  # a short list shows of each as much as it shows of itself

@@ -404,7 +404,7 @@ def pack_files(call: PackFiles, path: bytes, port: HostPort) -> FileDone:
     packer = Packer(path.rstrip(b"/") or b"/")
     for piece in packer.pieces():
         port.send_data(piece)
-    return FileDone(count=packer.count)
+    return FileDone(count=packer.count, left_out=packer.left_out, left_out_names=packer.left_out_names)
 
 
 def unpack_files(call: UnpackFiles, path: bytes, port: HostPort) -> FileDone:

@@ -8,7 +8,8 @@ Rules:
 3. To end it: SIGTERM to the whole tree, SIGKILL after a grace period, and when the first process is gone, SIGKILL to
    whatever is left. Any other signal is sent, and that is all.
 4. A restart comes after a pause, which doubles unless the last run was long. What that run left is ended before.
-5. Those that are over are remembered, so many of them.
+5. Those that are over are remembered, so many of them, and of fewer the log: who waits for the exit of hundreds comes
+   late to most. One without its log says how much of it there was.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import signal
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from atoll.agent.process_log import LogStore
 from atoll.agent.process_operations import KillOperation, LogOperation, WaitForExitOperation, WaitForPortOperation
@@ -46,11 +47,12 @@ from atoll.protocol.processes import (
     parse_process_id,
     parse_signal,
     shorten,
+    shorten_all,
 )
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from atoll.agent.commands import CommandRunner
     from atoll.agent.operations import Calls, Owner
@@ -61,7 +63,9 @@ if TYPE_CHECKING:
     from atoll.agent.streams import Drains
 
 MAX_RUNNING = 512
-MAX_OVER = 100
+MAX_OVER = 1000
+MAX_OVER_LOGGED = 100
+COMMAND_KEPT = 200  # bytes of the command of one that is over and has lost its log
 GRACE_SECONDS = 5.0  # a server may have requests to finish
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 30.0
 LONG_RUN_SECONDS = 10.0
@@ -69,6 +73,8 @@ ENDING = (signal.SIGTERM, signal.SIGKILL)
 UNWANTING = (*ENDING, signal.SIGINT, signal.SIGQUIT)  # who sends one of these wants no restart
 PASSING = (ErrorCode.PROCESS_LIMIT_REACHED,)  # why a restart failed, if the next may succeed
 MAX_REMEMBERED = 64 * 1024  # bytes of a command with its variables that is to be started again: there may be hundreds
+
+T = TypeVar("T")
 
 
 class ProcessRegistry:
@@ -107,15 +113,16 @@ class ProcessRegistry:
             message = f"the sandbox already has {MAX_RUNNING} background processes"
             remedy = "Kill those that are not needed any more."
             raise error(ErrorCode.TOO_MANY_PROCESSES, message, remedy=remedy, limit=MAX_RUNNING)
-        process = BackgroundProcess(self, process_id, call, self._sessions.place(call.session_id))
-        process.start()
+        place = self._sessions.place(call.session_id)
+        process = BackgroundProcess(self, process_id, call, place)
+        process.start(place.directory)
         if former:
             self._forget(former)
         self._processes[process_id] = process
         return process.info
 
     def list(self) -> list[ProcessInfo]:
-        return [process.info for process in self._processes.values()]
+        return shorten_all([process.info for process in self._processes.values()])
 
     def get(self, process_id: str) -> BackgroundProcess:
         process = self._processes.get(parse_process_id(process_id))
@@ -127,10 +134,7 @@ class ProcessRegistry:
 
     def clean_up(self, keep: int = 0) -> int:
         """Forget those that are over, but for the `keep` that ended last."""
-        over = sorted(
-            (process for process in self._processes.values() if process.is_over), key=lambda process: process.ended_at
-        )
-        forgotten = over[: len(over) - keep] if keep < len(over) else []
+        forgotten = all_but_last(keep, self._over())
         for process in forgotten:
             self._forget(process)
         return len(forgotten)
@@ -152,6 +156,13 @@ class ProcessRegistry:
         for process, exit_code in ended:
             process.first_process_ended(exit_code, table)
         self.clean_up(keep=MAX_OVER)
+        for process in all_but_last(MAX_OVER_LOGGED, self._over()):
+            process.drop_log(table)
+
+    def _over(self) -> Sequence[BackgroundProcess]:
+        """In the order of their end."""
+        over = (process for process in self._processes.values() if process.is_over)
+        return sorted(over, key=lambda process: process.ended_at)
 
     def _forget(self, process: BackgroundProcess) -> None:
         del self._processes[process.id]
@@ -175,7 +186,10 @@ class ProcessRegistry:
 
 
 class BackgroundProcess:
-    """One process, from its first start through its restarts to its end. `watchers` are called when it is over."""
+    """One process, from its first start through its restarts to its end. `watchers` are called when it is over.
+
+    A thousand are kept, and with 30 attributes or more each would have a dictionary of its own, which is 1 KiB.
+    """
 
     def __init__(self, registry: ProcessRegistry, process_id: str, call: StartProcess, place: Place) -> None:
         self.id = process_id
@@ -183,16 +197,14 @@ class BackgroundProcess:
         self.watchers: set[Callable[[], None]] = set()
         self.ended_at = 0.0  # by a clock that nobody sets
         self._registry = registry
-        self._runner = registry.runner
-        self._loop = registry.runner.loop
         self._session_id = call.session_id or DEFAULT_SESSION
         self._policy = call.restart
         self._timeout = call.timeout
         self._command = shorten(call.command)
         self._exec: Exec | None = to_exec(call, place, self._runner)
-        self._directory = place.directory
         self._lasting_directory = place.path
         self.log: ProcessLog = registry.logs.make_log()
+        self._has_log = True
         self._start_time = datetime.now(UTC)
         self._end_time: datetime | None = None
         self._exit_code: int | None = None
@@ -203,6 +215,14 @@ class BackgroundProcess:
         self._restart: asyncio.TimerHandle | None = None
         self._grace: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def _runner(self) -> CommandRunner:
+        return self._registry.runner
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return self._runner.loop
 
     @property
     def is_over(self) -> bool:
@@ -230,9 +250,9 @@ class BackgroundProcess:
             error=self._error,
         )
 
-    def start(self) -> None:
+    def start(self, directory: str) -> None:
         try:
-            self._run(self._directory)
+            self._run(directory)
         except AtollError:
             self.log.forget()
             raise
@@ -267,9 +287,22 @@ class BackgroundProcess:
         else:
             self._finish(final_status(exit_code, was_ended=self._is_ending))
 
+    def drop_log(self, table: list[ProcessStat]) -> None:
+        """Keep what is small: how it ended, and who is left of it."""
+        if not self._has_log:
+            return
+        if not self._pipes.are_closed:
+            self._tree.is_alive(table)  # those who hold its output are known by that for the last time
+        self._command = shorten(self._command, COMMAND_KEPT)
+        self._forget_log()
+
     def forget(self) -> None:
-        self._pipes.hand_over(self._runner.drains)
         self._stop_timers()
+        self._forget_log()
+
+    def _forget_log(self) -> None:
+        self._has_log = False
+        self._pipes.hand_over(self._runner.drains)
         self.log.forget()
 
     def _run(self, directory: str) -> None:
@@ -415,6 +448,10 @@ def final_status(exit_code: int, *, was_ended: bool) -> ProcessStatus:
     if was_ended or 128 < exit_code < 128 + signal.NSIG:  # as shells say that a signal did it
         return ProcessStatus.KILLED
     return ProcessStatus.COMPLETED if exit_code == 0 else ProcessStatus.FAILED
+
+
+def all_but_last(count: int, items: Sequence[T]) -> Sequence[T]:
+    return items[: max(0, len(items) - count)]
 
 
 def next_pause(pause: float, seconds_run: float) -> float:

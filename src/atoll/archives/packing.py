@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PIECE = 256 * 1024
+NAMES_LEFT_OUT = 10
 
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL)  # or something else by now
@@ -23,11 +24,14 @@ class Packer:
     """`pieces` are the archive. An error has the path in `filename`.
 
     A directory's entries are named from within it, after "." for itself; a file is one entry with its own name.
-    Links are packed, not followed; sockets, FIFOs and devices are left out, and so is what vanishes meanwhile.
+    Links are packed, not followed. Sockets, FIFOs and devices are left out, which `left_out` tells, and so is what
+    vanishes meanwhile.
     """
 
     def __init__(self, path: bytes) -> None:
         self.count = 0  # entries, without "."
+        self.left_out = 0
+        self.left_out_names: list[bytes] = []  # of the first, from within the directory
         self._path = path
         self._ready = bytearray()
 
@@ -73,6 +77,8 @@ class Packer:
                     target = os.readlink(name, dir_fd=descent.fd)
                     self.count += 1
                     self._add(_entry(path, EntryType.SYMLINK, status)._replace(target=target))
+                case _:
+                    self._leave_out(path)
         except OSError as cause:
             if cause.errno not in _GONE:
                 raise
@@ -97,6 +103,11 @@ class Packer:
             self._ready += padding(status.st_size)
         finally:
             os.close(fd)
+
+    def _leave_out(self, name: bytes) -> None:
+        self.left_out += 1
+        if len(self.left_out_names) < NAMES_LEFT_OUT:
+            self.left_out_names.append(name)
 
     def _add(self, entry: Entry) -> None:
         self._ready += encode_entry(entry)

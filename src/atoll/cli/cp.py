@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedIOBase
@@ -16,11 +17,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from atoll.cli.live_command import STDIN, STDOUT, write_all
 from atoll.cli.options import complete_id, existing_sandbox, server_options
+from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import print_document
 from atoll.cli.text import printable
 from atoll.client_sync.sandbox import Sandbox, get_sandbox
 from atoll.protocol.errors import AtollError
 from atoll.protocol.file_bodies import to_shown
+from atoll.protocol.files import LeftOutWarning
 from atoll.protocol.ids import parse_sandbox_id
 
 STREAM = "-"
@@ -29,12 +32,13 @@ CHUNK = 1024 * 1024
 OnProgress = Callable[[int, int | None], object]
 
 
-class Copied(msgspec.Struct, frozen=True, kw_only=True):
+class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What `--json` prints. For a directory `bytes` is the size of its archive."""
 
     source: str
     target: str
     bytes: int
+    warnings: list[str] = []
 
 
 class Remote(msgspec.Struct, frozen=True):
@@ -58,9 +62,9 @@ def cp(source: str, target: str, url: str | None, api_key: str | None, as_json: 
       tar c src | atoll cp - user-123:src.tar
       atoll cp user-123:/etc/os-release -
 
-    A directory is copied with all that is in it. What exists at DST and is a directory takes SRC in, as with cp. A
-    relative PATH counts from /workspace, or wherever the sandbox's shell is. A local name with a colon in it is written
-    with ./ before it.
+    A directory is copied with all that is in it but sockets, FIFOs and devices, which are named. What exists at DST and
+    is a directory takes SRC in, as with cp. A relative PATH counts from /workspace, or wherever the sandbox's shell is.
+    A local name with a colon in it is written with ./ before it.
     """
     far_source, far_target = parse_remote(source), parse_remote(target)
     if (far_source is None) == (far_target is None):
@@ -72,13 +76,21 @@ def cp(source: str, target: str, url: str | None, api_key: str | None, as_json: 
     find = existing_sandbox if far_source else get_sandbox
     sandbox = find(far.sandbox_id, url=url, api_key=api_key)
     counter = Counter()
-    with sandbox, progress_bar(far, counter, is_wanted=not as_json and STREAM not in (source, target)) as on_progress:
-        if far_source:
-            copy_out(sandbox, far_source.path, target, on_progress)
-        else:
-            copy_in(sandbox, source, far.path, on_progress)
+    is_bar_wanted = not as_json and STREAM not in (source, target)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", LeftOutWarning)
+        with sandbox, progress_bar(far, counter, is_wanted=is_bar_wanted) as on_progress:
+            if far_source:
+                copy_out(sandbox, far_source.path, target, on_progress)
+            else:
+                copy_in(sandbox, source, far.path, on_progress)
+    told = [str(warning.message) for warning in warned if warning.category is LeftOutWarning]
     if as_json:
-        print_document(Copied(source=_shown(source), target=_shown(target), bytes=counter.done))
+        copied = Copied(source=_shown(source), target=_shown(target), bytes=counter.done, warnings=told)
+        print_document(copied)
+    else:
+        for line in told:
+            print_to_stderr(f"atoll: {printable(line)}")
 
 
 def parse_remote(word: str) -> Remote | None:

@@ -15,9 +15,9 @@ from atoll.client.link import SandboxLink
 from atoll.client.network import NotYet
 from atoll.client.server import Frames, misbehaved
 from atoll.client.waiting import settle
-from atoll.protocol.arguments import check_callback, check_directory, check_variables, wrong_argument
+from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error, shown
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import DEFAULT_SESSION, Exec, ExecDone, ExecShell, decode_exec_done
 from atoll.protocol.results import ExecEvent, ExecResult
@@ -207,8 +207,8 @@ def make_call(
     max_output: int | None,
 ) -> Exec | ExecShell:
     variables, cwd = check_variables(env), check_directory(cwd)
-    if max_output is not None and (isinstance(max_output, bool) or not isinstance(max_output, int) or max_output < 0):
-        raise wrong_argument("max_output", max_output, "is not a number of bytes", "Give a whole number, 0 or more.")
+    if max_output is not None:
+        check_count(max_output, "max_output")
     seconds = None if timeout is None else parse_duration(timeout)
     if isinstance(command, str):
         return ExecShell(
@@ -232,10 +232,10 @@ def make_call(
         )
     raise error(
         ErrorCode.INVALID_COMMAND,
-        f"{command!r:.200} is not a command",
+        f"{shown(command, 200)} is not a command",
         remedy="Give a string for the shell, or a list of at least one word.",
         field="command",
-        value=f"{command!r:.200}",
+        value=shown(command, 200),
     )
 
 

@@ -14,7 +14,7 @@ from atoll.client.link import SandboxLink
 from atoll.client.open_files import AsyncFileReader, AsyncFileStream, AsyncFileWriter, commit
 from atoll.client.server import misbehaved
 from atoll.client.transfers import OnProgress
-from atoll.protocol.arguments import check_callback, check_flag, wrong_argument
+from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument
 from atoll.protocol.content_types import FileContent, check_encoding, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import (
@@ -298,6 +298,7 @@ class AsyncFiles:
         """Copy a file or directory of this machine into the sandbox; `remote` is what it is called there.
 
         A directory's content is added to what is at `remote`; a file goes into it, if `remote` ends with a slash.
+        Sockets, FIFOs and devices in a directory are left out, with a LeftOutWarning that names them.
         `on_progress(bytes done, bytes in all or None)` is called now and then.
         """
         check_callback(on_progress, "on_progress")
@@ -307,7 +308,8 @@ class AsyncFiles:
         """Copy a file or directory of the sandbox to this machine; `local` is what it is called here.
 
         A file appears as a whole, and goes into `local` if that is a directory. A directory's content is added to
-        what is at `local`, and nothing in it can be written anywhere else: what tries to is UNSAFE_ARCHIVE.
+        what is at `local`, and nothing in it can be written anywhere else: what tries to is UNSAFE_ARCHIVE. What is
+        left out is told as by `upload`.
         """
         check_callback(on_progress, "on_progress")
         await transfers.download(self._link, self._session_id, remote, local, on_progress)
@@ -326,12 +328,6 @@ def to_content(name: str, data: bytes, encoding: str | None) -> FileContent[str]
         return FileContent(content=data, encoding=encoding, is_binary=is_binary, mime_type=kind, size=len(data))
     text = base64.b64encode(data).decode() if encoding == "base64" else data.decode(errors="replace")
     return FileContent(content=text, encoding=encoding, is_binary=is_binary, mime_type=kind, size=len(data))
-
-
-def check_count(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise wrong_argument(name, value, "is not a number of bytes", remedy="Give a whole number, 0 or more.")
-    return value
 
 
 def _patterns(name: str, given: Patterns | None) -> list[bytes]:

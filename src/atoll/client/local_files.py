@@ -14,6 +14,7 @@ from atoll.archives.descent import find_no_directory, first_missing
 from atoll.archives.packing import Packer
 from atoll.archives.unpacking import ON_HOST, Unpacker
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.files import FileDone
 from atoll.protocol.names import named
 
 CHUNK = 1024 * 1024
@@ -100,12 +101,19 @@ class LocalTree:
 
     def __init__(self, path: bytes) -> None:
         self._path = path
-        self._pieces = Packer(path).pieces()
+        self._packer = Packer(path)
+        self._pieces = self._packer.pieces()
         self._lock = threading.Lock()
 
     def read(self) -> bytes:
         with self._lock, told(self._path):
             return next(self._pieces, b"")
+
+    @property
+    def done(self) -> FileDone:
+        """What was read of it so far."""
+        packer = self._packer
+        return FileDone(count=packer.count, left_out=packer.left_out, left_out_names=packer.left_out_names)
 
     def close(self) -> None:
         with self._lock:  # a read that is under way in a thread is waited for

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from atoll.client.link import SandboxLink
 from atoll.client.server import Bytes, CallInput, Frames, misbehaved
 from atoll.client.transport import Opening
-from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
 from atoll.protocol.frames import FrameKind
@@ -179,6 +179,7 @@ class AsyncFileReader(AsyncIterator[bytes]):
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go on elsewhere. As in any file, a place after its end is fine, and there is nothing to read there."""
         self._check_open()
+        check_offset(offset)
         if whence == os.SEEK_END:
             offset += await self._size()
         elif whence == os.SEEK_CUR:
@@ -192,6 +193,7 @@ class AsyncFileReader(AsyncIterator[bytes]):
             message = f"{offset} is before the beginning of {self.name!r:.200}"
             remedy = "Give a place in the file, 0 or more."
             raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, offset=offset, **named(path=self._path))
+        check_offset(offset)
         ahead = offset - self._position
         if 0 <= ahead <= SKIPPED_BYTES and self._stream:
             await self.read(ahead)

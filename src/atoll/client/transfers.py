@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 
+from atoll.archives.packing import NAMES_LEFT_OUT
 from atoll.client.link import SandboxLink
 from atoll.client.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_local_directory
 from atoll.client.open_files import begin_reading
@@ -12,8 +14,10 @@ from atoll.client.server import Frames, misbehaved
 from atoll.client.waiting import run_blocking, settle
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.files import (
+    FileDone,
     FileInfo,
     FileType,
+    LeftOutWarning,
     PackFiles,
     ReadFile,
     StatFile,
@@ -52,7 +56,10 @@ async def upload(
 ) -> FileInfo:
     source, target = to_raw_path(local), to_raw_path(remote)
     if await run_blocking(is_local_directory, source):
-        return await _upload_directory(link, session_id, source, target, on_progress)
+        tree = LocalTree(source)
+        made = await _upload_directory(link, session_id, tree, target, on_progress)
+        _warn_of_what_is_left_out(source, tree.done)
+        return made
     if target.endswith(b"/"):
         target += os.path.basename(source)
     return await _upload_file(link, session_id, source, target, on_progress)
@@ -69,10 +76,10 @@ async def _upload_file(
 
 
 async def _upload_directory(
-    link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
+    link: SandboxLink, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     call = UnpackFiles(path=remote, session_id=session_id)
-    frames = await _send_all(link, call, LocalTree(local), Progress(on_progress, None))
+    frames = await _send_all(link, call, local, Progress(on_progress, None))
     frames.decode(decode_file_done, await frames.result())
     frames = await link.call(StatFile(path=remote, session_id=session_id))
     made: FileInfo = frames.decode(decode_file_info, await frames.result())
@@ -118,10 +125,11 @@ async def download(
     except BaseException:
         frames.close()
         raise
-    await _take_all(frames, sink, Progress(on_progress, size))
+    done = await _take_all(frames, sink, Progress(on_progress, size))
+    _warn_of_what_is_left_out(source, done)
 
 
-async def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> None:
+async def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> FileDone:
     try:
         await progress.add(0)
         gathered: list[bytes] = []
@@ -137,10 +145,21 @@ async def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progr
             raise misbehaved(f"a {frame.kind.name} frame came")
         await run_blocking(target.write, gathered)
         await progress.add(size)
+        done: FileDone = frames.decode(decode_file_done, frame)
         await run_blocking(target.commit)
+        return done
     finally:
         frames.close()
         target.close()
+
+
+def _warn_of_what_is_left_out(path: bytes, done: FileDone) -> None:
+    """As tar does. A socket or a FIFO is of use where it is, and no reason to copy nothing."""
+    if done.left_out > 0:
+        names = [repr(os.fsdecode(name))[:200] for name in done.left_out_names[:NAMES_LEFT_OUT]]
+        more = f" and {done.left_out - len(names)} more" if done.left_out > len(names) else ""
+        what = f"left out of {os.fsdecode(path)!r:.200}, as no file, directory or link: {', '.join(names)}{more}"
+        warnings.warn(what, LeftOutWarning, stacklevel=4)  # where upload() or download() was called
 
 
 def _name(remote: bytes) -> bytes:

@@ -19,7 +19,7 @@ from atoll.client_sync.processes import Processes
 from atoll.client_sync.server import find_server
 from atoll.client_sync.sessions import Session
 from atoll.client_sync.terminals import Terminals
-from atoll.protocol.arguments import check_flag, check_lasting_variables, wrong_argument
+from atoll.protocol.arguments import MAX_NUMBER, check_flag, check_lasting_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -309,7 +309,7 @@ def _checked_state(state: SandboxState | str) -> SandboxState:
 def _checked_number(since: int | None) -> int:
     if since is None:
         return 0
-    if isinstance(since, bool) or not isinstance(since, int) or since < 0:
+    if isinstance(since, bool) or not isinstance(since, int) or not 0 <= since <= MAX_NUMBER:
         remedy = "Give the number of the last event you have seen."
         raise wrong_argument("since", since, "is not an event's number", remedy)
     return since

@@ -17,7 +17,7 @@ from atoll.client_sync.network import Address, NotYet, TcpAddress, UnixAddress
 from atoll.client_sync.transport import Opening, Response, SilenceError, Transport, Upload
 from atoll.client_sync.waiting import pause
 from atoll.protocol.calls import encode_call
-from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
+from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
 from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
 from atoll.protocol.messages import Call, Exec, ExecShell, ListSessions, decode_error
 
@@ -298,10 +298,10 @@ def parse_url(url: str) -> tuple[Address, str]:
         pass
     raise error(
         ErrorCode.INVALID_REQUEST,
-        f"{url!r:.200} is not the URL of a server",
+        f"{shown(url, 200)} is not the URL of a server",
         remedy="Give http://host:port, https://host or unix:///path/to/server.sock, in url=, --url or ATOLL_URL.",
         field="url",
-        value=f"{url!r:.200}",
+        value=shown(url, 200),
     )
 
 

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 
+from atoll.archives.packing import NAMES_LEFT_OUT
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_local_directory
 from atoll.client_sync.open_files import begin_reading
@@ -13,8 +15,10 @@ from atoll.client_sync.server import Frames, misbehaved
 from atoll.client_sync.waiting import run_blocking, settle
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.files import (
+    FileDone,
     FileInfo,
     FileType,
+    LeftOutWarning,
     PackFiles,
     ReadFile,
     StatFile,
@@ -51,7 +55,10 @@ class Progress:
 def upload(link: SandboxLink, session_id: str, local: Path, remote: Path, on_progress: OnProgress | None) -> FileInfo:
     source, target = to_raw_path(local), to_raw_path(remote)
     if run_blocking(is_local_directory, source):
-        return _upload_directory(link, session_id, source, target, on_progress)
+        tree = LocalTree(source)
+        made = _upload_directory(link, session_id, tree, target, on_progress)
+        _warn_of_what_is_left_out(source, tree.done)
+        return made
     if target.endswith(b"/"):
         target += os.path.basename(source)
     return _upload_file(link, session_id, source, target, on_progress)
@@ -68,10 +75,10 @@ def _upload_file(
 
 
 def _upload_directory(
-    link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
+    link: SandboxLink, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     call = UnpackFiles(path=remote, session_id=session_id)
-    frames = _send_all(link, call, LocalTree(local), Progress(on_progress, None))
+    frames = _send_all(link, call, local, Progress(on_progress, None))
     frames.decode(decode_file_done, frames.result())
     frames = link.call(StatFile(path=remote, session_id=session_id))
     made: FileInfo = frames.decode(decode_file_info, frames.result())
@@ -115,10 +122,11 @@ def download(link: SandboxLink, session_id: str, remote: Path, local: Path, on_p
     except BaseException:
         frames.close()
         raise
-    _take_all(frames, sink, Progress(on_progress, size))
+    done = _take_all(frames, sink, Progress(on_progress, size))
+    _warn_of_what_is_left_out(source, done)
 
 
-def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> None:
+def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> FileDone:
     try:
         progress.add(0)
         gathered: list[bytes] = []
@@ -134,10 +142,21 @@ def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: P
             raise misbehaved(f"a {frame.kind.name} frame came")
         run_blocking(target.write, gathered)
         progress.add(size)
+        done: FileDone = frames.decode(decode_file_done, frame)
         run_blocking(target.commit)
+        return done
     finally:
         frames.close()
         target.close()
+
+
+def _warn_of_what_is_left_out(path: bytes, done: FileDone) -> None:
+    """As tar does. A socket or a FIFO is of use where it is, and no reason to copy nothing."""
+    if done.left_out > 0:
+        names = [repr(os.fsdecode(name))[:200] for name in done.left_out_names[:NAMES_LEFT_OUT]]
+        more = f" and {done.left_out - len(names)} more" if done.left_out > len(names) else ""
+        what = f"left out of {os.fsdecode(path)!r:.200}, as no file, directory or link: {', '.join(names)}{more}"
+        warnings.warn(what, LeftOutWarning, stacklevel=4)  # where upload() or download() was called
 
 
 def _name(remote: bytes) -> bytes:

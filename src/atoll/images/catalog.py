@@ -28,19 +28,22 @@ class ImageCatalog:
         """What `resolve` returns, if that takes no time. To build the host's takes a second, and is for a thread."""
         return self._host.known() if name == HOST else self.resolve(name)
 
-    def resolve(self, name: str) -> Rootfs:
-        """What `name` stands for now."""
-        if parse_image_name(name) == HOST:
-            return self._host.resolve()
-        root = self._store / name / "root"
-        if not root.is_dir():
+    def check(self, name: str) -> None:
+        """Raise if there is no such image."""
+        if parse_image_name(name) != HOST and not self._root(name).is_dir():
             raise error(
                 ErrorCode.IMAGE_NOT_FOUND,
                 f"there is no image {name!r}",
                 remedy=f"Use one of: {', '.join(self.names())}.",
                 image=name,
             )
-        layers = (str(root), str(self._base_layer()))
+
+    def resolve(self, name: str) -> Rootfs:
+        """What `name` stands for now."""
+        self.check(name)
+        if name == HOST:
+            return self._host.resolve()
+        layers = (str(self._root(name)), str(self._base_layer()))
         return Rootfs(image=name, state=name, overlays=(Overlay(name="root", target="/", layers=layers),))
 
     def recall(self, name: str, state: str) -> Rootfs:
@@ -69,6 +72,9 @@ class ImageCatalog:
         except OSError:
             shutil.rmtree(work, ignore_errors=True)
             raise
+
+    def _root(self, name: str) -> Path:
+        return self._store / name / "root"
 
     def _base_layer(self) -> Path:
         if not self._skeleton.is_dir():

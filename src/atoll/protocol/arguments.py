@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error, shown
 
+MAX_NUMBER = 2**63 - 1  # of what travels, and of what files are measured in
 _SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 T = TypeVar("T")
@@ -18,13 +19,28 @@ Value = TypeVar("Value", str, str | None)
 def wrong_argument(
     name: str, value: object, what: str, remedy: str, code: ErrorCode = ErrorCode.INVALID_REQUEST
 ) -> AtollError:
-    return error(code, f"{name}={value!r:.100} {what}", remedy=remedy, field=name, value=f"{value!r:.200}")
+    return error(code, f"{name}={shown(value)} {what}", remedy=remedy, field=name, value=shown(value, 200))
 
 
 def check_flag(value: object, name: str) -> bool:
     """Nothing but True and False: "no" and "false" would be true."""
     if not isinstance(value, bool):
         raise wrong_argument(name, value, "is neither True nor False", "Give True or False.")
+    return value
+
+
+def check_count(value: object, name: str) -> int:
+    """A number of bytes."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
+        raise wrong_argument(name, value, "is not a number of bytes", f"Give a whole number from 0 to {MAX_NUMBER}.")
+    return value
+
+
+def check_offset(value: object, name: str = "offset") -> int:
+    """How far to go, in bytes, in either direction."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -MAX_NUMBER <= value <= MAX_NUMBER:
+        remedy = f"Give a whole number of bytes, {MAX_NUMBER} at most."
+        raise wrong_argument(name, value, "is no place in a file", remedy)
     return value
 
 
@@ -61,7 +77,7 @@ def check_lasting_variables(env: Mapping[str, Value] | None) -> dict[str, Value]
         if value is not None and not _SHELL_NAME.fullmatch(name):
             raise error(
                 ErrorCode.INVALID_ENVIRONMENT,
-                f"a shell can have no variable {name!r:.100}, and this one would be for every shell",
+                f"a shell can have no variable {shown(name)}, and this one would be for every shell",
                 remedy="Use letters, digits and underscores, no digit first; or give it to a command that is a list of "
                 "words, with env=.",
                 name=name[:200],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.arguments import MAX_NUMBER, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.protocol.messages import Call, encode_message
@@ -33,7 +33,9 @@ def _cannot_be_sent(call: Call) -> AtollError:
         try:
             encode_message(value)
         except _UNSENDABLE as cause:
-            remedy = "Use text that is valid UTF-8."
             what = f"cannot be sent: {cause}"
+            if isinstance(cause, OverflowError):
+                return wrong_argument(field, value, what, remedy=f"Give {MAX_NUMBER} at most.")
+            remedy = "Use text that is valid UTF-8."
             return wrong_argument(field, value, what, remedy=remedy, code=ErrorCode.INVALID_COMMAND)
     raise AssertionError("what can be sent in parts can be sent as a whole")

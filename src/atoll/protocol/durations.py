@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import datetime
 from typing import Annotated
@@ -34,6 +33,6 @@ def _seconds(value: float | str) -> float | None:
     if isinstance(value, str):
         match = _TEXT.fullmatch(value.strip())
         return float(match[1]) * _UNITS[match[2] or ""] if match else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
+        return None  # before it is made a float, which the largest numbers cannot be
     return float(value)

@@ -388,7 +388,15 @@ def error(code: ErrorCode, message: str, *, remedy: str = "", **context: str | i
 
 def as_id(value: object) -> str:
     """What was given as an id, whatever it is, for the context of an error."""
-    return (value if isinstance(value, str) else repr(value))[:200]
+    return value[:200] if isinstance(value, str) else shown(value, 200)
+
+
+def shown(value: object, length: int = 100) -> str:
+    """What a user gave, as Python writes it, cut short. A number of 5,000 digits it does not write."""
+    try:
+        return repr(value)[:length]
+    except Exception:  # whose class it is, we do not know
+        return f"<{type(value).__name__} that cannot be shown>"[:length]
 
 
 def cannot_write(path: str, cause: OSError) -> AtollError:

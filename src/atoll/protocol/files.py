@@ -13,7 +13,7 @@ from enum import Enum
 import msgspec
 
 from atoll.protocol.arguments import wrong_argument
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import ErrorCode, error, shown
 from atoll.protocol.names import named
 
 MAX_PATH = 4096  # the kernel's own limit, with the NUL at the end
@@ -166,7 +166,7 @@ class PackFiles(FileCall, frozen=True, kw_only=True, tag="pack_files"):
     """DATA with a tar archive; DONE FileDone with the number of entries.
 
     A directory's entries are named from within it ("." is the directory itself); a file is one entry with its own name.
-    Sockets, FIFOs and devices are left out.
+    Sockets, FIFOs and devices are left out, and counted.
     """
 
     path: bytes
@@ -207,10 +207,16 @@ class FileList(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileInfo]
 
 
-class FileDone(msgspec.Struct, frozen=True, kw_only=True):
-    """`count`: bytes or entries, as the call says."""
+class FileDone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`count`: bytes or entries, as the call says. `left_out`: entries that no archive takes; the first have names."""
 
     count: int = 0
+    left_out: int = 0
+    left_out_names: list[bytes] = []
+
+
+class LeftOutWarning(UserWarning):
+    """Something of a directory was not copied: sockets, FIFOs and devices are not."""
 
 
 Result = FileInfo | FileDone
@@ -254,8 +260,8 @@ def to_raw_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> by
         raw = os.fsencode(path)
     except (TypeError, UnicodeEncodeError) as cause:
         remedy = "Give text, bytes or a path object."
-        shown = f"{path!r:.200}"
-        raise error(ErrorCode.INVALID_PATH, f"{shown} is not a path", remedy=remedy, path=shown) from cause
+        message = f"{shown(path, 200)} is not a path"
+        raise error(ErrorCode.INVALID_PATH, message, remedy=remedy, path=shown(path, 200)) from cause
     return check_path(raw)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, NewType
 
 import msgspec
 
-from atoll.protocol.errors import ErrorCode, as_id, error
+from atoll.protocol.errors import ErrorCode, as_id, error, shown
 
 SandboxId = NewType("SandboxId", str)
 SessionId = NewType("SessionId", str)
@@ -23,7 +23,7 @@ def parse_sandbox_id(text: str) -> SandboxId:
     if not isinstance(text, str) or not _ID.fullmatch(text):
         raise error(
             ErrorCode.INVALID_SANDBOX_ID,
-            f"{text!r:.200} is not a sandbox id",
+            f"{shown(text, 200)} is not a sandbox id",
             remedy=f"Use 1 to {MAX_ID_LENGTH} lower-case letters, digits and hyphens, with no hyphen at either end.",
             sandbox_id=as_id(text),
         )
@@ -35,7 +35,7 @@ def parse_session_id(text: str) -> SessionId:
     if not isinstance(text, str) or not _SESSION_ID.fullmatch(text):
         raise error(
             ErrorCode.INVALID_SESSION_ID,
-            f"{text!r:.200} is not a session id",
+            f"{shown(text, 200)} is not a session id",
             remedy=f"Use 1 to {MAX_ID_LENGTH} letters, digits, dots, underscores and hyphens, a letter or digit first.",
             session_id=as_id(text),
         )

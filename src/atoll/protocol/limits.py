@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from atoll.protocol.arguments import wrong_argument
-from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.errors import AtollError, ErrorCode, shown
 
 _UNITS = {
     "": 1,
@@ -80,7 +80,7 @@ def parse_limits(value: Limits | str | dict[str, Any] | None) -> Limits:
 
 def _cpus(value: object) -> float:
     remedy = f"Give a number of cpus from {float(MIN_CPUS)} to {MAX_CPUS}, or a fraction such as '1/4'."
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or not _CPUS.fullmatch(str(value)):
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or not _CPUS.fullmatch(_as_text(value)):
         raise _invalid("cpus", value, remedy)
     try:
         cpus = Fraction(value)
@@ -89,6 +89,10 @@ def _cpus(value: object) -> float:
     if not MIN_CPUS <= cpus <= MAX_CPUS:
         raise _invalid("cpus", value, remedy)
     return float(cpus)
+
+
+def _as_text(value: float | str) -> str:
+    return value if isinstance(value, str) else shown(value)
 
 
 def _bytes(name: str, value: object, least: int) -> int:

@@ -14,13 +14,14 @@ from enum import StrEnum
 
 import msgspec
 
-from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.arguments import MAX_NUMBER, wrong_argument
 from atoll.protocol.durations import Moment, in_words
-from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
+from atoll.protocol.errors import AtollError, ErrorCode, as_id, error, shown
 from atoll.protocol.ids import SaidId
 
 MAX_PROCESS_ID = 63
-MAX_COMMAND_SHOWN = 1000  # bytes: 600 processes fit into one frame
+MAX_COMMAND_SHOWN = 1000  # bytes
+MAX_COMMANDS_LISTED = 250_000  # bytes of all commands in a list, which is one frame; and of all errors
 OK_STATUS = (200, 399)
 MAX_WAIT_PATH = 8192
 READY_LINES, READY_BYTES = 20, 4096  # of a log, in the error about a process that is not ready
@@ -208,7 +209,7 @@ def parse_process_id(text: object) -> str:
     if not isinstance(text, str) or not _PROCESS_ID.fullmatch(text):
         raise error(
             ErrorCode.INVALID_PROCESS_ID,
-            f"{text!r:.200} is not a process id",
+            f"{shown(text, 200)} is not a process id",
             remedy=f"Use 1 to {MAX_PROCESS_ID} letters, digits, dots, underscores, hyphens; a letter or digit first.",
             process_id=as_id(text),
         )
@@ -224,7 +225,7 @@ def parse_signal(value: object) -> int:
         number = number or _SIGNALS.get(name) or _SIGNALS.get(f"SIG{name}")
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < signal.NSIG:
         remedy = 'Give a name such as "SIGTERM" or "SIGHUP", or its number.'
-        message = f"{value!r:.100} is not a signal"
+        message = f"{shown(value)} is not a signal"
         raise error(ErrorCode.INVALID_SIGNAL, message, remedy=remedy, signal=as_id(value))
     return int(number)
 
@@ -242,12 +243,12 @@ def parse_restart(value: object) -> RestartPolicy | None:
 def check_wait(call: WaitForPort) -> WaitForPort:
     """Raise for a port, path or status that there is not."""
     if isinstance(call.port, bool) or not isinstance(call.port, int) or not 1 <= call.port <= 65535:
-        message = f"{call.port!r:.50} is not a port"
+        message = f"{shown(call.port, 50)} is not a port"
         raise error(
             ErrorCode.INVALID_PORT,
             message,
             remedy="Give a number from 1 to 65535.",
-            port=call.port if isinstance(call.port, int) else as_id(call.port),
+            port=call.port if isinstance(call.port, int) and abs(call.port) <= MAX_NUMBER else as_id(call.port),
         )
     if not call.path.startswith("/") or len(call.path) > MAX_WAIT_PATH or not re.fullmatch(r"[!-~]+", call.path):
         remedy = "It begins with / and has no spaces or letters outside ASCII; encode those as %20 and so on."
@@ -260,12 +261,23 @@ def check_wait(call: WaitForPort) -> WaitForPort:
     return call
 
 
-def shorten(command: str | Sequence[str]) -> str | list[str]:
-    """As it is shown in lists: MAX_COMMAND_SHOWN bytes of it."""
+def shorten_all(processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:
+    """As a list shows them: the more there are, the less is shown of each command."""
+    length = min(MAX_COMMAND_SHOWN, MAX_COMMANDS_LISTED // max(1, len(processes)))
+    return [
+        msgspec.structs.replace(
+            info, command=shorten(info.command, length), error=info.error and _cut(info.error, length)
+        )
+        for info in processes
+    ]
+
+
+def shorten(command: str | Sequence[str], length: int = MAX_COMMAND_SHOWN) -> str | list[str]:
+    """`length` bytes of it, and a mark if that is not all."""
     if isinstance(command, str):
-        return _cut(command, MAX_COMMAND_SHOWN)
+        return _cut(command, length)
     shown: list[str] = []
-    left = MAX_COMMAND_SHOWN
+    left = length
     for word in command:
         if left <= 0:
             return [*shown, "…"]

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from atoll.protocol.errors import ErrorCode, as_id, error
+from atoll.protocol.errors import ErrorCode, as_id, error, shown
 from atoll.protocol.limits import Limits
 
 DEFAULT_IMAGE = "host"
@@ -115,12 +115,12 @@ def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """The same, or an error that says what labels look like."""
     if not isinstance(labels, Mapping):
         remedy = "Give a dictionary of names and values."
-        raise error(ErrorCode.INVALID_REQUEST, f"{labels!r:.100} are not labels", remedy=remedy, field="labels")
+        raise error(ErrorCode.INVALID_REQUEST, f"{shown(labels)} are not labels", remedy=remedy, field="labels")
     for name, value in labels.items():
         if not _is_label_text(name) or not _is_label_text(value) or not name or "=" in name:
             raise error(
                 ErrorCode.INVALID_REQUEST,
-                f"{name!r:.100}={value!r:.100} is not a label",
+                f"{shown(name)}={shown(value)} is not a label",
                 remedy=f"A name of 1 to {MAX_LABEL} characters without =, and a value of at most {MAX_LABEL}.",
                 field="labels",
                 label=as_id(name),

@@ -51,7 +51,6 @@ def serve(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     machine = await open_machine(settings)
     if machine is None:
         logger.info("another server is there, so this one is not needed")

@@ -25,6 +25,7 @@ from atoll.protocol.arguments import check_lasting_variables
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, AtollError, ErrorCode, error
+from atoll.protocol.limits import parse_limits
 from atoll.protocol.processes import KillAllProcesses, decode_process_count
 from atoll.protocol.sandboxes import (
     SandboxEvent,
@@ -175,9 +176,15 @@ class SandboxActor:
             self._note("thawed", cause=cause, by=by)
 
     async def ensure(self, options: SandboxOptions, by: Caller) -> bool:
-        """Make it if its id is new: then True. Start it if it is stopped."""
+        """Make it if its id is new: then True. Start it if it is stopped.
+
+        One that exists keeps what it has; options that make no sense are refused all the same.
+        """
+        check_options(options)
         async with self._change():
             is_new = not self._machine.exists(self.name)
+            if not is_new and options.image != self._record().image:
+                self._machine.images.check(options.image)
             if self._live is None:
                 await self._bring_up(options, by)
             return is_new
@@ -515,6 +522,13 @@ def checked_upkeep(changes: UpkeepChanges) -> dict[str, Any]:
 
 def _in_words(value: object) -> str:
     return f"{value:g}s" if isinstance(value, float) else str(value)
+
+
+def check_options(options: SandboxOptions) -> None:
+    """Raise for what cannot be. Whether there is such an image is known when it is looked for."""
+    parse_limits(options.limits)
+    check_lasting_variables(options.env)
+    to_upkeep(options)
 
 
 def to_upkeep(options: SandboxOptions) -> Upkeep:
