@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from atoll.client.commands import Environment, Stdin, input_chunks
+from atoll.client.exclusive import Exclusive
 from atoll.client.link import SandboxLink
 from atoll.client.server import Frames, misbehaved
 from atoll.client.transport import Opening
@@ -126,13 +127,14 @@ class AsyncTerminal:
         return f"<AsyncTerminal {self.id!r} of sandbox {self._link.id!r}>"
 
 
-class AsyncTerminalView(AsyncIterator[bytes]):
+class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
     """What a terminal shows, as it comes. The iteration ends with its program; `exit_code` is known then.
 
     `bytes_lost` counts what a view that was read too slowly has missed.
     """
 
     def __init__(self, terminal: AsyncTerminal, link: SandboxLink, stdin: Stdin | None) -> None:
+        super().__init__()
         self.terminal = terminal
         self.exit_code: int | None = None
         self.bytes_lost = 0
@@ -144,10 +146,11 @@ class AsyncTerminalView(AsyncIterator[bytes]):
 
     async def read(self) -> bytes:
         """Some bytes as soon as there are some; none once the program has ended."""
-        while not self._is_over:
-            frame = await self._next_frame()
-            if frame and frame.kind is FrameKind.DATA:
-                return frame.payload
+        async with self._lock.turn():
+            while not self._is_over:
+                frame = await self._next_frame()
+                if frame and frame.kind is FrameKind.DATA:
+                    return frame.payload
         return b""
 
     async def write(self, data: str | bytes) -> None:
@@ -175,12 +178,13 @@ class AsyncTerminalView(AsyncIterator[bytes]):
         raise StopAsyncIteration
 
     async def __aenter__(self) -> AsyncTerminalView:
-        if not self._is_over:
-            try:
-                await self._open()
-            except AtollError:
-                if not self._is_over:  # or it was closed by another task or thread
-                    raise
+        async with self._lock.turn():
+            if not self._is_over:
+                try:
+                    await self._open()
+                except AtollError:
+                    if not self._is_over:  # or it was closed by another task or thread
+                        raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -84,6 +84,34 @@ async def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
         raise
 
 
+class Lock:
+    """Lets one task in at a time, first come, first served: `async with lock.turn()`.
+
+    Like a connection it belongs to no loop while nobody uses it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._users = 0  # who is in, and who waits
+
+    def turn(self) -> Lock:
+        return self
+
+    async def __aenter__(self) -> None:
+        if not self._users:
+            self._lock = asyncio.Lock()  # one that was waited for is tied to the loop of whoever did
+        self._users += 1
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._users -= 1
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._users -= 1
+        self._lock.release()
+
+
 def _discard(done: asyncio.Future[Any]) -> None:
     """What nobody waits for any more."""
     if not done.cancelled() and not done.exception() and hasattr(done.result(), "close"):

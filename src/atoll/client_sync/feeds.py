@@ -7,16 +7,21 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Self, TypeVar
 
+from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.transport import Opening
 from atoll.protocol.errors import AtollError
 
 T = TypeVar("T")
 
 
-class Feed(Iterator[T]):
-    """An iterator over what happens. It ends with its source, or when it is closed, also by another task or thread."""
+class Feed(Exclusive, Iterator[T]):
+    """An iterator over what happens. It ends with its source, or when it is closed, also by another task or thread.
+
+    Several that iterate over it share what comes: each item goes to one of them.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self._items: deque[T] = deque()
         self._opening = Opening()  # of the source
         self._is_over = False
@@ -25,11 +30,14 @@ class Feed(Iterator[T]):
         return self
 
     def __next__(self) -> T:
-        while not self._items:
-            if self._is_over:
-                raise StopIteration
-            self._advance()
-        return self._items.popleft()
+        with self._lock.turn():
+            while not self._opening.is_closed:
+                if self._items:
+                    return self._items.popleft()
+                if self._is_over:
+                    break
+                self._advance()
+        raise StopIteration
 
     def __enter__(self) -> Self:
         return self
@@ -39,10 +47,10 @@ class Feed(Iterator[T]):
 
     def close(self) -> None:
         self._is_over = True
-        self._items.clear()
         self._opening.close()
 
     def _advance(self) -> None:
+        """For whoever has the lock."""
         try:
             self._receive()
         except AtollError as failure:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from atoll.client_sync.commands import Environment, Stdin, input_chunks
+from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames, misbehaved
 from atoll.client_sync.transport import Opening
@@ -127,13 +128,14 @@ class Terminal:
         return f"<Terminal {self.id!r} of sandbox {self._link.id!r}>"
 
 
-class TerminalView(Iterator[bytes]):
+class TerminalView(Exclusive, Iterator[bytes]):
     """What a terminal shows, as it comes. The iteration ends with its program; `exit_code` is known then.
 
     `bytes_lost` counts what a view that was read too slowly has missed.
     """
 
     def __init__(self, terminal: Terminal, link: SandboxLink, stdin: Stdin | None) -> None:
+        super().__init__()
         self.terminal = terminal
         self.exit_code: int | None = None
         self.bytes_lost = 0
@@ -145,10 +147,11 @@ class TerminalView(Iterator[bytes]):
 
     def read(self) -> bytes:
         """Some bytes as soon as there are some; none once the program has ended."""
-        while not self._is_over:
-            frame = self._next_frame()
-            if frame and frame.kind is FrameKind.DATA:
-                return frame.payload
+        with self._lock.turn():
+            while not self._is_over:
+                frame = self._next_frame()
+                if frame and frame.kind is FrameKind.DATA:
+                    return frame.payload
         return b""
 
     def write(self, data: str | bytes) -> None:
@@ -176,12 +179,13 @@ class TerminalView(Iterator[bytes]):
         raise StopIteration
 
     def __enter__(self) -> TerminalView:
-        if not self._is_over:
-            try:
-                self._open()
-            except AtollError:
-                if not self._is_over:  # or it was closed by another task or thread
-                    raise
+        with self._lock.turn():
+            if not self._is_over:
+                try:
+                    self._open()
+                except AtollError:
+                    if not self._is_over:  # or it was closed by another task or thread
+                        raise
         return self
 
     def __exit__(self, *_: object) -> None:
