@@ -8,6 +8,7 @@ from typing import Self, TypeVar
 
 from atoll.client.exclusive import Exclusive
 from atoll.client.transport import Opening
+from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.errors import AtollError
 
 T = TypeVar("T")
@@ -16,7 +17,8 @@ T = TypeVar("T")
 class AsyncFeed(Exclusive, AsyncIterator[T]):
     """An iterator over what happens. It ends with its source, or when it is closed, also by another task or thread.
 
-    Several that iterate over it share what comes: each item goes to one of them.
+    Several that iterate over it share what comes: each item goes to one of them. Whoever is cancelled while waiting
+    for the next may ask for it again, and misses nothing.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,7 @@ class AsyncFeed(Exclusive, AsyncIterator[T]):
 
     async def __anext__(self) -> T:
         async with self._lock.turn():
+            self._check_uninterrupted()
             while not self._opening.is_closed:
                 if self._items:
                     return self._items.popleft()
@@ -55,7 +58,10 @@ class AsyncFeed(Exclusive, AsyncIterator[T]):
         except AtollError as failure:
             if not self._is_over:  # or it was closed meanwhile, and this is how that looks from here
                 await self._fail(failure)
-        except BaseException:
+        except CANCELLATIONS:
+            raise
+        except BaseException as problem:
+            self._was_interrupted = not isinstance(problem, Exception)  # an ordinary one is of what is sent
             await self.aclose()
             raise
 

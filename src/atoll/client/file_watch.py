@@ -25,6 +25,7 @@ class AsyncFileWatch(AsyncFeed[FileChange]):
     async def wait_until_ready(self) -> None:
         """Return once it watches. Fails if that is not possible."""
         async with self._lock.turn():
+            self._check_uninterrupted()
             while not self._is_ready and not self._is_over:
                 await self._advance()
 

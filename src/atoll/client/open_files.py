@@ -9,6 +9,7 @@ from atoll.client.exclusive import Exclusive
 from atoll.client.link import SandboxLink
 from atoll.client.server import Bytes, CallInput, Frames, misbehaved
 from atoll.client.transport import Opening
+from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
@@ -20,7 +21,10 @@ SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rat
 
 
 class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
-    """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here."""
+    """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here.
+
+    Whoever is cancelled while waiting for bytes may ask for them again, and misses none.
+    """
 
     def __init__(self, link: SandboxLink, call: ReadFile) -> None:
         super().__init__()
@@ -35,6 +39,7 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
     async def begin(self) -> FileInfo:
         """What it is that is read. Fails if it cannot be."""
         async with self._lock.turn():
+            self._check_uninterrupted()
             if self._is_over and self.info is None:
                 raise self._closed()
             try:
@@ -44,7 +49,10 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
                     raise self._closed() from failure
                 await self.aclose()
                 raise
+            except CANCELLATIONS:
+                raise
             except BaseException:
+                self._was_interrupted = True
                 await self.aclose()
                 raise
 
@@ -71,6 +79,7 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
             return await self._next_chunk()
 
     async def _next_chunk(self) -> bytes:
+        self._check_uninterrupted()
         if self._is_over:
             raise StopAsyncIteration
         try:
@@ -83,7 +92,10 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
                 raise StopAsyncIteration from None
             await self.aclose()
             raise
+        except CANCELLATIONS:
+            raise
         except BaseException:
+            self._was_interrupted = True
             await self.aclose()
             raise
         if frame.kind is FrameKind.DONE:
@@ -269,7 +281,7 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
             self._check_open()  # or it was closed by another task or thread
             raise
         except BaseException:
-            self._stream = None
+            await self._drop_stream()
             raise
         return stream
 

@@ -207,7 +207,10 @@ class Frames:
         self._frames: deque[Frame] = deque()
 
     async def next(self) -> Frame:
-        """The next frame of output, or the result. A call that failed raises its error here."""
+        """The next frame of output, or the result. A call that failed raises its error here.
+
+        Whoever is cancelled here has lost nothing, and may ask again.
+        """
         while (frame := await self._next()).kind in QUEUEING:
             self._is_queueing = frame.kind is FrameKind.WAITING
         return frame
@@ -218,13 +221,13 @@ class Frames:
             if not chunk:
                 raise self._server.transport.lost("ended its answer before the result")
             self._feed(chunk)
-        frame = self._frames.popleft()
+        frame = self._frames[0]
+        if frame.kind in (FrameKind.DONE, FrameKind.FAILED):
+            await self._response.finish()
+        self._frames.popleft()  # not before: whoever is cancelled meanwhile and asks again must get it
         if frame.kind is FrameKind.FAILED:
-            await self._response.finish()
             raise from_body(self.decode(decode_error, frame))
-        if frame.kind is FrameKind.DONE:
-            await self._response.finish()
-        elif frame.kind not in ANSWERING:
+        if frame.kind is not FrameKind.DONE and frame.kind not in ANSWERING:
             raise misbehaved(f"a {frame.kind.name} frame came")
         return frame
 

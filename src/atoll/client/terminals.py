@@ -9,6 +9,7 @@ from atoll.client.exclusive import Exclusive
 from atoll.client.link import SandboxLink
 from atoll.client.server import Frames, misbehaved
 from atoll.client.transport import Opening
+from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.frames import Frame, FrameKind
@@ -130,7 +131,8 @@ class AsyncTerminal:
 class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
     """What a terminal shows, as it comes. The iteration ends with its program; `exit_code` is known then.
 
-    `bytes_lost` counts what a view that was read too slowly has missed.
+    `bytes_lost` counts what a view that was read too slowly has missed. Whoever is cancelled while reading may read
+    again, and misses nothing.
     """
 
     def __init__(self, terminal: AsyncTerminal, link: SandboxLink, stdin: Stdin | None) -> None:
@@ -147,6 +149,7 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
     async def read(self) -> bytes:
         """Some bytes as soon as there are some; none once the program has ended."""
         async with self._lock.turn():
+            self._check_uninterrupted()
             while not self._is_over:
                 frame = await self._next_frame()
                 if frame and frame.kind is FrameKind.DATA:
@@ -179,6 +182,7 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
 
     async def __aenter__(self) -> AsyncTerminalView:
         async with self._lock.turn():
+            self._check_uninterrupted()
             if not self._is_over:
                 try:
                     await self._open()
@@ -205,14 +209,23 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
                 return None
             await self.aclose()
             raise
-        except BaseException:
+        except CANCELLATIONS:
+            raise
+        except BaseException as problem:
+            self._was_interrupted = not isinstance(problem, Exception)  # an ordinary one is of its input
             await self.aclose()
             raise
 
     async def _open(self) -> Frames:
         if self._frames is None:
             call = AttachTerminal(terminal_id=self.terminal.id)
-            self._frames = await self._link.call(call, self._stdin, opening=self._opening)
+            try:
+                self._frames = await self._link.call(call, self._stdin, opening=self._opening)
+            except (
+                CANCELLATIONS
+            ):  # it can be opened again, but some of its input may have been sent, and that only once
+                self._was_interrupted = self._stdin is not None
+                raise
         return self._frames
 
     def _take(self, frames: Frames, frame: Frame) -> None:

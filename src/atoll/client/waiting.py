@@ -16,6 +16,9 @@ from typing import Any, TypeVar
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 T = TypeVar("T")
 
+# They come where something is waited for and nowhere else, so what waited can go on.
+CANCELLATIONS: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
+
 
 async def wait_for_socket(
     descriptor: int, *, reading: bool, writing: bool, seconds: float | None, source: int | None = None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from atoll.client_sync.waiting import Lock
+from atoll.protocol.errors import AtollError, ErrorCode, error
 
 
 class Exclusive:
@@ -14,3 +15,12 @@ class Exclusive:
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._was_interrupted = False  # in the midst of something: it is over, but not because it had an end
+
+    def _check_uninterrupted(self) -> None:
+        if self._was_interrupted:
+            raise self._interrupted()
+
+    def _interrupted(self) -> AtollError:
+        message = f"{self!r} was interrupted in the midst of its work, and cannot go on"
+        return error(ErrorCode.INVALID_REQUEST, message, remedy="Ask for another, as you did for this one.")

@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.transport import Opening
+from atoll.client_sync.waiting import CANCELLATIONS
 from atoll.protocol.errors import AtollError
 
 T = TypeVar("T")
@@ -17,7 +18,8 @@ T = TypeVar("T")
 class Feed(Exclusive, Iterator[T]):
     """An iterator over what happens. It ends with its source, or when it is closed, also by another task or thread.
 
-    Several that iterate over it share what comes: each item goes to one of them.
+    Several that iterate over it share what comes: each item goes to one of them. Whoever is cancelled while waiting
+    for the next may ask for it again, and misses nothing.
     """
 
     def __init__(self) -> None:
@@ -31,6 +33,7 @@ class Feed(Exclusive, Iterator[T]):
 
     def __next__(self) -> T:
         with self._lock.turn():
+            self._check_uninterrupted()
             while not self._opening.is_closed:
                 if self._items:
                     return self._items.popleft()
@@ -56,7 +59,10 @@ class Feed(Exclusive, Iterator[T]):
         except AtollError as failure:
             if not self._is_over:  # or it was closed meanwhile, and this is how that looks from here
                 self._fail(failure)
-        except BaseException:
+        except CANCELLATIONS:
+            raise
+        except BaseException as problem:
+            self._was_interrupted = not isinstance(problem, Exception)  # an ordinary one is of what is sent
             self.close()
             raise
 

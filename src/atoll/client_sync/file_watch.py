@@ -26,6 +26,7 @@ class FileWatch(Feed[FileChange]):
     def wait_until_ready(self) -> None:
         """Return once it watches. Fails if that is not possible."""
         with self._lock.turn():
+            self._check_uninterrupted()
             while not self._is_ready and not self._is_over:
                 self._advance()
 

@@ -10,6 +10,7 @@ from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Bytes, CallInput, Frames, misbehaved
 from atoll.client_sync.transport import Opening
+from atoll.client_sync.waiting import CANCELLATIONS
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
@@ -21,7 +22,10 @@ SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rat
 
 
 class FileStream(Exclusive, Iterator[bytes]):
-    """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here."""
+    """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here.
+
+    Whoever is cancelled while waiting for bytes may ask for them again, and misses none.
+    """
 
     def __init__(self, link: SandboxLink, call: ReadFile) -> None:
         super().__init__()
@@ -36,6 +40,7 @@ class FileStream(Exclusive, Iterator[bytes]):
     def begin(self) -> FileInfo:
         """What it is that is read. Fails if it cannot be."""
         with self._lock.turn():
+            self._check_uninterrupted()
             if self._is_over and self.info is None:
                 raise self._closed()
             try:
@@ -45,7 +50,10 @@ class FileStream(Exclusive, Iterator[bytes]):
                     raise self._closed() from failure
                 self.close()
                 raise
+            except CANCELLATIONS:
+                raise
             except BaseException:
+                self._was_interrupted = True
                 self.close()
                 raise
 
@@ -72,6 +80,7 @@ class FileStream(Exclusive, Iterator[bytes]):
             return self._next_chunk()
 
     def _next_chunk(self) -> bytes:
+        self._check_uninterrupted()
         if self._is_over:
             raise StopIteration
         try:
@@ -84,7 +93,10 @@ class FileStream(Exclusive, Iterator[bytes]):
                 raise StopIteration from None
             self.close()
             raise
+        except CANCELLATIONS:
+            raise
         except BaseException:
+            self._was_interrupted = True
             self.close()
             raise
         if frame.kind is FrameKind.DONE:
@@ -270,7 +282,7 @@ class FileReader(Exclusive, Iterator[bytes]):
             self._check_open()  # or it was closed by another task or thread
             raise
         except BaseException:
-            self._stream = None
+            self._drop_stream()
             raise
         return stream
 

@@ -10,6 +10,7 @@ from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames, misbehaved
 from atoll.client_sync.transport import Opening
+from atoll.client_sync.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.frames import Frame, FrameKind
@@ -131,7 +132,8 @@ class Terminal:
 class TerminalView(Exclusive, Iterator[bytes]):
     """What a terminal shows, as it comes. The iteration ends with its program; `exit_code` is known then.
 
-    `bytes_lost` counts what a view that was read too slowly has missed.
+    `bytes_lost` counts what a view that was read too slowly has missed. Whoever is cancelled while reading may read
+    again, and misses nothing.
     """
 
     def __init__(self, terminal: Terminal, link: SandboxLink, stdin: Stdin | None) -> None:
@@ -148,6 +150,7 @@ class TerminalView(Exclusive, Iterator[bytes]):
     def read(self) -> bytes:
         """Some bytes as soon as there are some; none once the program has ended."""
         with self._lock.turn():
+            self._check_uninterrupted()
             while not self._is_over:
                 frame = self._next_frame()
                 if frame and frame.kind is FrameKind.DATA:
@@ -180,6 +183,7 @@ class TerminalView(Exclusive, Iterator[bytes]):
 
     def __enter__(self) -> TerminalView:
         with self._lock.turn():
+            self._check_uninterrupted()
             if not self._is_over:
                 try:
                     self._open()
@@ -206,14 +210,23 @@ class TerminalView(Exclusive, Iterator[bytes]):
                 return None
             self.close()
             raise
-        except BaseException:
+        except CANCELLATIONS:
+            raise
+        except BaseException as problem:
+            self._was_interrupted = not isinstance(problem, Exception)  # an ordinary one is of its input
             self.close()
             raise
 
     def _open(self) -> Frames:
         if self._frames is None:
             call = AttachTerminal(terminal_id=self.terminal.id)
-            self._frames = self._link.call(call, self._stdin, opening=self._opening)
+            try:
+                self._frames = self._link.call(call, self._stdin, opening=self._opening)
+            except (
+                CANCELLATIONS
+            ):  # it can be opened again, but some of its input may have been sent, and that only once
+                self._was_interrupted = self._stdin is not None
+                raise
         return self._frames
 
     def _take(self, frames: Frames, frame: Frame) -> None:

@@ -20,6 +20,9 @@ from atoll.protocol.errors import ErrorCode, error
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 T = TypeVar("T")
 
+# A thread has none: what interrupts it may come between any two steps, so what it did cannot go on.
+CANCELLATIONS: tuple[type[BaseException], ...] = ()
+
 
 def wait_for_socket(
     descriptor: int, *, reading: bool, writing: bool, seconds: float | None, source: int | None = None
