@@ -54,9 +54,14 @@ class Server:
     def __init__(self, url: str, api_key: str | None, local: LocalServer | None = None) -> None:
         if api_key is not None:
             check_api_key(api_key)
+        self._place = (url, api_key, local)
         self.address, self._prefix = (local.address, "") if local else parse_url(url)
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
         self.answer_grace = ANSWER_GRACE
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy, here or in another process, is the one that is shared there. A pickle has the key in it."""
+        return shared_server, self._place
 
     def ask(
         self,
