@@ -508,6 +508,56 @@ async def test_a_command_is_cancelled_when_its_task_is(server: RunningServer) ->
     await sandbox.aclose()
 
 
+async def test_a_command_that_several_follow_runs_once(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("followed", url=server.unix_url)
+    stream = sandbox.exec_stream("echo x >> n; for i in 1 2 3 4 5; do echo $i; sleep 0.02; done")
+
+    async def follow() -> list[Any]:
+        return [event async for event in half.iterate(stream)]
+
+    events = [event for got in await asyncio.gather(*(follow() for _ in range(4))) for event in got]
+    assert sorted("".join(event.data for event in events).split()) == ["1", "2", "3", "4", "5"]
+    assert sorted(event.type for event in events if event.type in ("start", "complete")) == ["complete", "start"]
+    assert (await half.run(sandbox.exec, "wc -l < n")).stdout.strip() == "1"
+
+
+async def test_a_file_that_several_write_is_whole(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("shared-file", url=server.unix_url)
+    file = sandbox.open_file("a", "wb")
+
+    async def write(writer: int) -> None:
+        for number in range(200):
+            await half.run(file.write, b"%d:%06d;" % (writer, number) + b"x" * 4000 + b"\n")
+
+    await asyncio.gather(*map(write, range(4)))
+    await half.close(file)
+    content = (await half.run(sandbox.read_file, "a", encoding="bytes")).content
+    lines = sorted(line.split(b";") for line in content.splitlines())
+    assert lines == [[b"%d:%06d" % (w, n), b"x" * 4000] for w in range(4) for n in range(200)]
+
+
+async def test_what_is_asked_for_now_and_then_misses_nothing(server: RunningServer) -> None:
+    """A view, a watch and a log, each with a wait that is given up before something comes."""
+    sandbox = server.sandbox("polled")
+    terminal = await sandbox.create_terminal(shell=["cat"])
+    process = await sandbox.start_process("mkfifo go; cat go; sleep 1000")
+    async with terminal.attach() as view, sandbox.watch("/tmp") as watch, process.stream_logs() as log:
+        for _ in range(3):
+            for stream in (view, watch, log):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.2)
+        await terminal.write("seen\n")
+        shown = b""
+        while shown.count(b"seen") < 2:  # what was typed, and what cat says
+            shown += await asyncio.wait_for(view.read(), HANG_SECONDS)
+        await sandbox.write_file("/tmp/new", "1")
+        assert (await asyncio.wait_for(anext(watch), HANG_SECONDS)).path == "/tmp/new"
+        await sandbox.exec("echo late > go")
+        assert (await asyncio.wait_for(anext(log), HANG_SECONDS)).data == "late\n"
+    await sandbox.destroy()
+    await sandbox.aclose()
+
+
 EMBEDDED = """
 import atoll
 from atoll.client_sync import local_server

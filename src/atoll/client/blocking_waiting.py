@@ -5,14 +5,22 @@ The twin of `waiting.py`, written by hand; `scripts/build_sync_client.py` copies
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
+
+from atoll.protocol.errors import ErrorCode, error
 
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 T = TypeVar("T")
+
+# A thread has none: what interrupts it may come between any two steps, so what it did cannot go on.
+CANCELLATIONS: tuple[type[BaseException], ...] = ()
 
 
 def wait_for_socket(
@@ -52,3 +60,23 @@ def next_piece(iterator: Any) -> object:
 def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
     """What a function returns that waits for a disk. So do we."""
     return function(*arguments)
+
+
+class Lock:
+    """Lets one thread in at a time: `with lock.turn()`.
+
+    A forked process has a lock of its own: whoever was in when it was made is not there to leave. Whoever is in and
+    comes again, from a signal handler or from what it sends, would wait for itself, and is refused.
+    """
+
+    def __init__(self) -> None:
+        self._locks: dict[int, Any] = {}  # by process; `setdefault` is atomic
+
+    def turn(self) -> AbstractContextManager[object]:
+        lock: Any = self._locks.setdefault(os.getpid(), threading.RLock())
+        if lock._is_owned():
+            message = "this thread uses the same stream or file already, and is in the midst of it"
+            remedy = "A signal handler, and whatever makes its input, must leave it alone."
+            raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy)
+        held: AbstractContextManager[object] = lock  # itself: no Ctrl-C comes between its getting and its use
+        return held

@@ -14,7 +14,7 @@ from atoll.client.feeds import AsyncFeed
 from atoll.client.link import SandboxLink
 from atoll.client.network import NotYet
 from atoll.client.server import Frames, misbehaved
-from atoll.client.waiting import settle
+from atoll.client.waiting import CANCELLATIONS, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode, error, shown
@@ -113,7 +113,10 @@ class AsyncCommands:
 
 
 class AsyncCommandStream(AsyncFeed[ExecEvent]):
-    """The events of one command. Dropping it, closing it or leaving its `async with` block ends the command."""
+    """The events of one command. Dropping it, closing it or leaving its `async with` block ends the command.
+
+    So does cancelling whoever waits for an event, or Ctrl-C: what is asked for afterwards is an error.
+    """
 
     def __init__(self, link: SandboxLink, call: Exec | ExecShell, stdin: Iterator[bytes | NotYet] | None) -> None:
         super().__init__()
@@ -124,6 +127,22 @@ class AsyncCommandStream(AsyncFeed[ExecEvent]):
         self._frames: Frames | None = None
         self._failure: AtollError | None = None
         self._items.append(_event("start"))
+
+    def _interrupted(self) -> AtollError:
+        return error(
+            ErrorCode.INVALID_REQUEST,
+            "whoever waited for the command's next event was cancelled, and that ended the command",
+            remedy="Give it a timeout=, or read it in a task that nobody cancels. exec_stream() runs it once more.",
+        )
+
+    async def _advance(self) -> None:
+        try:
+            await super()._advance()
+        except CANCELLATIONS:
+            # There may be nobody left who will close it, and a command that nobody waits for must end.
+            self._was_interrupted = True
+            await self.aclose()
+            raise
 
     async def _receive(self) -> None:
         if self._failure:

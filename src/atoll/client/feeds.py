@@ -6,16 +6,23 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Self, TypeVar
 
+from atoll.client.exclusive import Exclusive
 from atoll.client.transport import Opening
+from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.errors import AtollError
 
 T = TypeVar("T")
 
 
-class AsyncFeed(AsyncIterator[T]):
-    """An iterator over what happens. It ends with its source, or when it is closed, also by another task or thread."""
+class AsyncFeed(Exclusive, AsyncIterator[T]):
+    """An iterator over what happens. It ends with its source, or when it is closed, also by another task or thread.
+
+    Several that iterate over it share what comes: each item goes to one of them. Whoever is cancelled while waiting
+    for the next may ask for it again, and misses nothing.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self._items: deque[T] = deque()
         self._opening = Opening()  # of the source
         self._is_over = False
@@ -24,11 +31,15 @@ class AsyncFeed(AsyncIterator[T]):
         return self
 
     async def __anext__(self) -> T:
-        while not self._items:
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._advance()
-        return self._items.popleft()
+        async with self._lock.turn():
+            self._check_uninterrupted()
+            while not self._opening.is_closed:
+                if self._items:
+                    return self._items.popleft()
+                if self._is_over:
+                    break
+                await self._advance()
+        raise StopAsyncIteration
 
     async def __aenter__(self) -> Self:
         return self
@@ -38,16 +49,19 @@ class AsyncFeed(AsyncIterator[T]):
 
     async def aclose(self) -> None:
         self._is_over = True
-        self._items.clear()
         self._opening.close()
 
     async def _advance(self) -> None:
+        """For whoever has the lock."""
         try:
             await self._receive()
         except AtollError as failure:
             if not self._is_over:  # or it was closed meanwhile, and this is how that looks from here
                 await self._fail(failure)
-        except BaseException:
+        except CANCELLATIONS:
+            raise
+        except BaseException as problem:
+            self._was_interrupted = not isinstance(problem, Exception)  # an ordinary one is of what is sent
             await self.aclose()
             raise
 

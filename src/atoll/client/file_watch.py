@@ -24,8 +24,10 @@ class AsyncFileWatch(AsyncFeed[FileChange]):
 
     async def wait_until_ready(self) -> None:
         """Return once it watches. Fails if that is not possible."""
-        while not self._is_ready and not self._is_over:
-            await self._advance()
+        async with self._lock.turn():
+            self._check_uninterrupted()
+            while not self._is_ready and not self._is_over:
+                await self._advance()
 
     async def __aenter__(self) -> Self:
         await self.wait_until_ready()

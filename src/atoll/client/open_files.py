@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 
+from atoll.client.exclusive import Exclusive
 from atoll.client.link import SandboxLink
 from atoll.client.server import Bytes, CallInput, Frames, misbehaved
 from atoll.client.transport import Opening
+from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
@@ -18,10 +20,14 @@ UNSENT_BYTES = 256 * 1024  # small writes are gathered up to here
 SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rather than asked for anew
 
 
-class AsyncFileStream(AsyncIterator[bytes]):
-    """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here."""
+class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
+    """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here.
+
+    Whoever is cancelled while waiting for bytes may ask for them again, and misses none.
+    """
 
     def __init__(self, link: SandboxLink, call: ReadFile) -> None:
+        super().__init__()
         self.info: FileInfo | None = None
         self._link = link
         self._call = call
@@ -32,18 +38,23 @@ class AsyncFileStream(AsyncIterator[bytes]):
 
     async def begin(self) -> FileInfo:
         """What it is that is read. Fails if it cannot be."""
-        if self._is_over and self.info is None:
-            raise self._closed()
-        try:
-            return await self._begin()
-        except AtollError as failure:
-            if self._is_over:  # closed by another task or thread
-                raise self._closed() from failure
-            await self.aclose()
-            raise
-        except BaseException:
-            await self.aclose()
-            raise
+        async with self._lock.turn():
+            self._check_uninterrupted()
+            if self._is_over and self.info is None:
+                raise self._closed()
+            try:
+                return await self._begin()
+            except AtollError as failure:
+                if self._is_over:  # closed by another task or thread
+                    raise self._closed() from failure
+                await self.aclose()
+                raise
+            except CANCELLATIONS:
+                raise
+            except BaseException:
+                self._was_interrupted = True
+                await self.aclose()
+                raise
 
     async def _begin(self) -> FileInfo:
         if self._frames is None:
@@ -64,6 +75,11 @@ class AsyncFileStream(AsyncIterator[bytes]):
         return self
 
     async def __anext__(self) -> bytes:
+        async with self._lock.turn():
+            return await self._next_chunk()
+
+    async def _next_chunk(self) -> bytes:
+        self._check_uninterrupted()
         if self._is_over:
             raise StopAsyncIteration
         try:
@@ -76,7 +92,10 @@ class AsyncFileStream(AsyncIterator[bytes]):
                 raise StopAsyncIteration from None
             await self.aclose()
             raise
+        except CANCELLATIONS:
+            raise
         except BaseException:
+            self._was_interrupted = True
             await self.aclose()
             raise
         if frame.kind is FrameKind.DONE:
@@ -109,7 +128,7 @@ class AsyncFileStream(AsyncIterator[bytes]):
         return f"<AsyncFileStream of {os.fsdecode(self._call.path)!r}>"
 
 
-class AsyncFileReader(AsyncIterator[bytes]):
+class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
     """A file opened with "rb": what Python's own offers, as far as it makes sense from afar.
 
     It is opened by `async with` or its first use. What is read is the file that was there then, also if another takes
@@ -119,6 +138,7 @@ class AsyncFileReader(AsyncIterator[bytes]):
     mode = "rb"
 
     def __init__(self, link: SandboxLink, path: bytes, session_id: str | None) -> None:
+        super().__init__()
         self.closed = False
         self._link = link
         self._path = path
@@ -142,6 +162,11 @@ class AsyncFileReader(AsyncIterator[bytes]):
 
     async def read(self, size: int | None = -1) -> bytes:
         """So many bytes, fewer only at the end; without a size, all that is left."""
+        async with self._lock.turn():
+            return await self._read(size)
+
+    async def _read(self, size: int | None) -> bytes:
+        self._check_open()
         wanted = None if size is None or size < 0 else size
         while (wanted is None or len(self._ahead) < wanted) and await self._fill():
             pass
@@ -149,9 +174,11 @@ class AsyncFileReader(AsyncIterator[bytes]):
 
     async def read1(self, size: int = -1) -> bytes:
         """What is at hand, or comes next."""
-        if not self._ahead:
-            await self._fill()
-        return self._take(len(self._ahead) if size < 0 else size)
+        async with self._lock.turn():
+            self._check_open()
+            if not self._ahead:
+                await self._fill()
+            return self._take(len(self._ahead) if size < 0 else size)
 
     async def readinto(self, buffer: bytearray | memoryview) -> int:
         view = memoryview(buffer).cast("B")
@@ -161,6 +188,11 @@ class AsyncFileReader(AsyncIterator[bytes]):
 
     async def readline(self, size: int | None = -1) -> bytes:
         """Up to and with the next newline, `size` bytes at most; b"" at the end."""
+        async with self._lock.turn():
+            return await self._readline(size)
+
+    async def _readline(self, size: int | None) -> bytes:
+        self._check_open()
         limit = None if size is None or size < 0 else size
         looked_at = 0
         while (found := self._ahead.find(b"\n", looked_at)) < 0 and (limit is None or len(self._ahead) < limit):
@@ -172,12 +204,17 @@ class AsyncFileReader(AsyncIterator[bytes]):
 
     async def readlines(self) -> list[bytes]:
         lines = []
-        while line := await self.readline():
-            lines.append(line)
+        async with self._lock.turn():
+            while line := await self._readline(None):
+                lines.append(line)
         return lines
 
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go on elsewhere. As in any file, a place after its end is fine, and there is nothing to read there."""
+        async with self._lock.turn():
+            return await self._seek(offset, whence)
+
+    async def _seek(self, offset: int, whence: int) -> int:
         self._check_open()
         check_offset(offset)
         if whence == os.SEEK_END:
@@ -196,7 +233,7 @@ class AsyncFileReader(AsyncIterator[bytes]):
         check_offset(offset)
         ahead = offset - self._position
         if 0 <= ahead <= SKIPPED_BYTES and self._stream:
-            await self.read(ahead)
+            await self._read(ahead)
         if offset != self._position:
             await self._drop_stream()
             self._position = offset
@@ -223,7 +260,8 @@ class AsyncFileReader(AsyncIterator[bytes]):
         return line
 
     async def __aenter__(self) -> AsyncFileReader:
-        await self._open()
+        async with self._lock.turn():
+            await self._open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -233,11 +271,11 @@ class AsyncFileReader(AsyncIterator[bytes]):
         return f"<AsyncFileReader of {self.name!r}>"
 
     async def _open(self) -> AsyncFileStream:
-        self._check_open()
-        if self._stream is None:
-            call = ReadFile(path=self._path, session_id=self._session_id, offset=self._position)
-            self._stream = AsyncFileStream(self._link, call)
         stream = self._stream
+        if stream is None:
+            call = ReadFile(path=self._path, session_id=self._session_id, offset=self._position)
+            stream = self._stream = AsyncFileStream(self._link, call)
+        self._check_open()  # after the stream is there for whoever closes it, who looks at the two the other way round
         try:
             await stream.begin()
         except AtollError:
@@ -245,7 +283,7 @@ class AsyncFileReader(AsyncIterator[bytes]):
             self._check_open()  # or it was closed by another task or thread
             raise
         except BaseException:
-            self._stream = None
+            await self._drop_stream()
             raise
         return stream
 
@@ -274,17 +312,17 @@ class AsyncFileReader(AsyncIterator[bytes]):
         return found.size
 
     async def _drop_stream(self) -> None:
-        self._ahead.clear()
-        if self._stream:
-            await self._stream.aclose()
-            self._stream = None
+        self._ahead = bytearray()  # another one: a thread may be reading from this
+        stream, self._stream = self._stream, None
+        if stream:
+            await stream.aclose()
 
     def _check_open(self) -> None:
         if self.closed:
             raise closed(self._path)
 
 
-class AsyncFileWriter:
+class AsyncFileWriter(Exclusive):
     """A file opened with "wb" or "xb". What is written is there, all at once, when it is closed.
 
     Leaving its `async with` block with an exception, or dropping it, leaves what was there before. Afterwards `info`
@@ -292,6 +330,7 @@ class AsyncFileWriter:
     """
 
     def __init__(self, link: SandboxLink, call: WriteFile) -> None:
+        super().__init__()
         self.closed = False
         self.info: FileInfo | None = None
         self.mode = "xb" if call.exclusive else "wb"
@@ -315,6 +354,10 @@ class AsyncFileWriter:
         return False
 
     async def write(self, data: Bytes) -> int:
+        async with self._lock.turn():
+            return await self._write(data)
+
+    async def _write(self, data: Bytes) -> int:
         if self.closed:
             raise closed(self._call.path)
         if not isinstance(data, bytes | bytearray | memoryview):
@@ -322,17 +365,21 @@ class AsyncFileWriter:
             raise wrong_argument("data", data, "is not bytes", remedy=remedy).about(**named(path=self._call.path))
         view = memoryview(data).cast("B")
         if len(view) >= UNSENT_BYTES:
-            await self.flush()
+            await self._flush()
             await self._send(view)
         else:
             self._unsent += view
         if len(self._unsent) >= UNSENT_BYTES:
-            await self.flush()
+            await self._flush()
         self._position += len(view)
         return len(view)
 
     async def flush(self) -> None:
         """Send what was gathered. Nobody sees it before `aclose`."""
+        async with self._lock.turn():
+            await self._flush()
+
+    async def _flush(self) -> None:
         if self._unsent:
             unsent, self._unsent = self._unsent, bytearray()
             await self._send(unsent)
@@ -342,23 +389,25 @@ class AsyncFileWriter:
 
     async def aclose(self) -> None:
         """Have the file appear. Twice is fine."""
-        if self.closed:
-            return
-        try:
-            await self.flush()
-            self.info = await commit(await self._begin())
-        finally:
-            self.abort()
+        async with self._lock.turn():
+            if self.closed:
+                return
+            try:
+                await self._flush()
+                self.info = await commit(await self._begin())
+            finally:
+                self.abort()
 
     def abort(self) -> None:
-        """Leave everything as it was."""
+        """Leave everything as it was. Waits for nobody: what is being written is an error."""
         self.closed = True
-        self._unsent.clear()
+        self._unsent = bytearray()
         if self._input:
             self._input.close()
 
     async def __aenter__(self) -> AsyncFileWriter:
-        await self._begin()
+        async with self._lock.turn():
+            await self._begin()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -381,8 +430,11 @@ class AsyncFileWriter:
     async def _send(self, data: Bytes) -> None:
         try:
             await (await self._begin()).send(data)
-        except BaseException:
+        except BaseException as problem:
+            was_aborted = self.closed  # by another task or thread, and this is how that looks from here
             self.abort()
+            if was_aborted and isinstance(problem, AtollError):
+                raise closed(self._call.path) from problem
             raise
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from atoll.client.commands import Environment, Stdin, input_chunks
+from atoll.client.exclusive import Exclusive
 from atoll.client.link import SandboxLink
 from atoll.client.server import Frames, misbehaved
 from atoll.client.transport import Opening
+from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.frames import Frame, FrameKind
@@ -126,13 +128,15 @@ class AsyncTerminal:
         return f"<AsyncTerminal {self.id!r} of sandbox {self._link.id!r}>"
 
 
-class AsyncTerminalView(AsyncIterator[bytes]):
+class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
     """What a terminal shows, as it comes. The iteration ends with its program; `exit_code` is known then.
 
-    `bytes_lost` counts what a view that was read too slowly has missed.
+    `bytes_lost` counts what a view that was read too slowly has missed. Whoever is cancelled while reading may read
+    again, and misses nothing.
     """
 
     def __init__(self, terminal: AsyncTerminal, link: SandboxLink, stdin: Stdin | None) -> None:
+        super().__init__()
         self.terminal = terminal
         self.exit_code: int | None = None
         self.bytes_lost = 0
@@ -144,10 +148,12 @@ class AsyncTerminalView(AsyncIterator[bytes]):
 
     async def read(self) -> bytes:
         """Some bytes as soon as there are some; none once the program has ended."""
-        while not self._is_over:
-            frame = await self._next_frame()
-            if frame and frame.kind is FrameKind.DATA:
-                return frame.payload
+        async with self._lock.turn():
+            self._check_uninterrupted()
+            while not self._is_over:
+                frame = await self._next_frame()
+                if frame and frame.kind is FrameKind.DATA:
+                    return frame.payload
         return b""
 
     async def write(self, data: str | bytes) -> None:
@@ -175,12 +181,14 @@ class AsyncTerminalView(AsyncIterator[bytes]):
         raise StopAsyncIteration
 
     async def __aenter__(self) -> AsyncTerminalView:
-        if not self._is_over:
-            try:
-                await self._open()
-            except AtollError:
-                if not self._is_over:  # or it was closed by another task or thread
-                    raise
+        async with self._lock.turn():
+            self._check_uninterrupted()
+            if not self._is_over:
+                try:
+                    await self._open()
+                except AtollError:
+                    if not self._is_over:  # or it was closed by another task or thread
+                        raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -201,14 +209,23 @@ class AsyncTerminalView(AsyncIterator[bytes]):
                 return None
             await self.aclose()
             raise
-        except BaseException:
+        except CANCELLATIONS:
+            raise
+        except BaseException as problem:
+            self._was_interrupted = not isinstance(problem, Exception)  # an ordinary one is of its input
             await self.aclose()
             raise
 
     async def _open(self) -> Frames:
         if self._frames is None:
             call = AttachTerminal(terminal_id=self.terminal.id)
-            self._frames = await self._link.call(call, self._stdin, opening=self._opening)
+            try:
+                self._frames = await self._link.call(call, self._stdin, opening=self._opening)
+            except (
+                CANCELLATIONS
+            ):  # it can be opened again, but some of its input may have been sent, and that only once
+                self._was_interrupted = self._stdin is not None
+                raise
         return self._frames
 
     def _take(self, frames: Frames, frame: Frame) -> None:

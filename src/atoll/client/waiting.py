@@ -16,6 +16,9 @@ from typing import Any, TypeVar
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 T = TypeVar("T")
 
+# They come where something is waited for and nowhere else, so what waited can go on.
+CANCELLATIONS: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
+
 
 async def wait_for_socket(
     descriptor: int, *, reading: bool, writing: bool, seconds: float | None, source: int | None = None
@@ -82,6 +85,34 @@ async def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
     except asyncio.CancelledError:
         working.add_done_callback(_discard)
         raise
+
+
+class Lock:
+    """Lets one task in at a time, first come, first served: `async with lock.turn()`.
+
+    Like a connection it belongs to no loop while nobody uses it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._users = 0  # who is in, and who waits
+
+    def turn(self) -> Lock:
+        return self
+
+    async def __aenter__(self) -> None:
+        if not self._users:
+            self._lock = asyncio.Lock()  # one that was waited for is tied to the loop of whoever did
+        self._users += 1
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._users -= 1
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._users -= 1
+        self._lock.release()
 
 
 def _discard(done: asyncio.Future[Any]) -> None:

@@ -15,7 +15,7 @@ from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.network import NotYet
 from atoll.client_sync.server import Frames, misbehaved
-from atoll.client_sync.waiting import settle
+from atoll.client_sync.waiting import CANCELLATIONS, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode, error, shown
@@ -114,7 +114,10 @@ class Commands:
 
 
 class CommandStream(Feed[ExecEvent]):
-    """The events of one command. Dropping it, closing it or leaving its `with` block ends the command."""
+    """The events of one command. Dropping it, closing it or leaving its `with` block ends the command.
+
+    So does cancelling whoever waits for an event, or Ctrl-C: what is asked for afterwards is an error.
+    """
 
     def __init__(self, link: SandboxLink, call: Exec | ExecShell, stdin: Iterator[bytes | NotYet] | None) -> None:
         super().__init__()
@@ -125,6 +128,22 @@ class CommandStream(Feed[ExecEvent]):
         self._frames: Frames | None = None
         self._failure: AtollError | None = None
         self._items.append(_event("start"))
+
+    def _interrupted(self) -> AtollError:
+        return error(
+            ErrorCode.INVALID_REQUEST,
+            "whoever waited for the command's next event was cancelled, and that ended the command",
+            remedy="Give it a timeout=, or read it in a task that nobody cancels. exec_stream() runs it once more.",
+        )
+
+    def _advance(self) -> None:
+        try:
+            super()._advance()
+        except CANCELLATIONS:
+            # There may be nobody left who will close it, and a command that nobody waits for must end.
+            self._was_interrupted = True
+            self.close()
+            raise
 
     def _receive(self) -> None:
         if self._failure:

@@ -7,16 +7,23 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Self, TypeVar
 
+from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.transport import Opening
+from atoll.client_sync.waiting import CANCELLATIONS
 from atoll.protocol.errors import AtollError
 
 T = TypeVar("T")
 
 
-class Feed(Iterator[T]):
-    """An iterator over what happens. It ends with its source, or when it is closed, also by another task or thread."""
+class Feed(Exclusive, Iterator[T]):
+    """An iterator over what happens. It ends with its source, or when it is closed, also by another task or thread.
+
+    Several that iterate over it share what comes: each item goes to one of them. Whoever is cancelled while waiting
+    for the next may ask for it again, and misses nothing.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self._items: deque[T] = deque()
         self._opening = Opening()  # of the source
         self._is_over = False
@@ -25,11 +32,15 @@ class Feed(Iterator[T]):
         return self
 
     def __next__(self) -> T:
-        while not self._items:
-            if self._is_over:
-                raise StopIteration
-            self._advance()
-        return self._items.popleft()
+        with self._lock.turn():
+            self._check_uninterrupted()
+            while not self._opening.is_closed:
+                if self._items:
+                    return self._items.popleft()
+                if self._is_over:
+                    break
+                self._advance()
+        raise StopIteration
 
     def __enter__(self) -> Self:
         return self
@@ -39,16 +50,19 @@ class Feed(Iterator[T]):
 
     def close(self) -> None:
         self._is_over = True
-        self._items.clear()
         self._opening.close()
 
     def _advance(self) -> None:
+        """For whoever has the lock."""
         try:
             self._receive()
         except AtollError as failure:
             if not self._is_over:  # or it was closed meanwhile, and this is how that looks from here
                 self._fail(failure)
-        except BaseException:
+        except CANCELLATIONS:
+            raise
+        except BaseException as problem:
+            self._was_interrupted = not isinstance(problem, Exception)  # an ordinary one is of what is sent
             self.close()
             raise
 

@@ -25,8 +25,10 @@ class FileWatch(Feed[FileChange]):
 
     def wait_until_ready(self) -> None:
         """Return once it watches. Fails if that is not possible."""
-        while not self._is_ready and not self._is_over:
-            self._advance()
+        with self._lock.turn():
+            self._check_uninterrupted()
+            while not self._is_ready and not self._is_over:
+                self._advance()
 
     def __enter__(self) -> Self:
         self.wait_until_ready()

@@ -98,6 +98,8 @@ class QuietSocket(socket.socket):
 class Stream:
     """One connection. Closed when it is dropped, which is how a server learns that nobody waits any more."""
 
+    _is_closed = True  # until it has a socket: also what was never quite made is dropped
+
     def __init__(self, peer: socket.socket) -> None:
         self._socket = peer
         self._owner = os.getpid()

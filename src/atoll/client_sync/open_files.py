@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Bytes, CallInput, Frames, misbehaved
 from atoll.client_sync.transport import Opening
+from atoll.client_sync.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
@@ -19,10 +21,14 @@ UNSENT_BYTES = 256 * 1024  # small writes are gathered up to here
 SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rather than asked for anew
 
 
-class FileStream(Iterator[bytes]):
-    """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here."""
+class FileStream(Exclusive, Iterator[bytes]):
+    """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here.
+
+    Whoever is cancelled while waiting for bytes may ask for them again, and misses none.
+    """
 
     def __init__(self, link: SandboxLink, call: ReadFile) -> None:
+        super().__init__()
         self.info: FileInfo | None = None
         self._link = link
         self._call = call
@@ -33,18 +39,23 @@ class FileStream(Iterator[bytes]):
 
     def begin(self) -> FileInfo:
         """What it is that is read. Fails if it cannot be."""
-        if self._is_over and self.info is None:
-            raise self._closed()
-        try:
-            return self._begin()
-        except AtollError as failure:
-            if self._is_over:  # closed by another task or thread
-                raise self._closed() from failure
-            self.close()
-            raise
-        except BaseException:
-            self.close()
-            raise
+        with self._lock.turn():
+            self._check_uninterrupted()
+            if self._is_over and self.info is None:
+                raise self._closed()
+            try:
+                return self._begin()
+            except AtollError as failure:
+                if self._is_over:  # closed by another task or thread
+                    raise self._closed() from failure
+                self.close()
+                raise
+            except CANCELLATIONS:
+                raise
+            except BaseException:
+                self._was_interrupted = True
+                self.close()
+                raise
 
     def _begin(self) -> FileInfo:
         if self._frames is None:
@@ -65,6 +76,11 @@ class FileStream(Iterator[bytes]):
         return self
 
     def __next__(self) -> bytes:
+        with self._lock.turn():
+            return self._next_chunk()
+
+    def _next_chunk(self) -> bytes:
+        self._check_uninterrupted()
         if self._is_over:
             raise StopIteration
         try:
@@ -77,7 +93,10 @@ class FileStream(Iterator[bytes]):
                 raise StopIteration from None
             self.close()
             raise
+        except CANCELLATIONS:
+            raise
         except BaseException:
+            self._was_interrupted = True
             self.close()
             raise
         if frame.kind is FrameKind.DONE:
@@ -110,7 +129,7 @@ class FileStream(Iterator[bytes]):
         return f"<FileStream of {os.fsdecode(self._call.path)!r}>"
 
 
-class FileReader(Iterator[bytes]):
+class FileReader(Exclusive, Iterator[bytes]):
     """A file opened with "rb": what Python's own offers, as far as it makes sense from afar.
 
     It is opened by `with` or its first use. What is read is the file that was there then, also if another takes
@@ -120,6 +139,7 @@ class FileReader(Iterator[bytes]):
     mode = "rb"
 
     def __init__(self, link: SandboxLink, path: bytes, session_id: str | None) -> None:
+        super().__init__()
         self.closed = False
         self._link = link
         self._path = path
@@ -143,6 +163,11 @@ class FileReader(Iterator[bytes]):
 
     def read(self, size: int | None = -1) -> bytes:
         """So many bytes, fewer only at the end; without a size, all that is left."""
+        with self._lock.turn():
+            return self._read(size)
+
+    def _read(self, size: int | None) -> bytes:
+        self._check_open()
         wanted = None if size is None or size < 0 else size
         while (wanted is None or len(self._ahead) < wanted) and self._fill():
             pass
@@ -150,9 +175,11 @@ class FileReader(Iterator[bytes]):
 
     def read1(self, size: int = -1) -> bytes:
         """What is at hand, or comes next."""
-        if not self._ahead:
-            self._fill()
-        return self._take(len(self._ahead) if size < 0 else size)
+        with self._lock.turn():
+            self._check_open()
+            if not self._ahead:
+                self._fill()
+            return self._take(len(self._ahead) if size < 0 else size)
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
         view = memoryview(buffer).cast("B")
@@ -162,6 +189,11 @@ class FileReader(Iterator[bytes]):
 
     def readline(self, size: int | None = -1) -> bytes:
         """Up to and with the next newline, `size` bytes at most; b"" at the end."""
+        with self._lock.turn():
+            return self._readline(size)
+
+    def _readline(self, size: int | None) -> bytes:
+        self._check_open()
         limit = None if size is None or size < 0 else size
         looked_at = 0
         while (found := self._ahead.find(b"\n", looked_at)) < 0 and (limit is None or len(self._ahead) < limit):
@@ -173,12 +205,17 @@ class FileReader(Iterator[bytes]):
 
     def readlines(self) -> list[bytes]:
         lines = []
-        while line := self.readline():
-            lines.append(line)
+        with self._lock.turn():
+            while line := self._readline(None):
+                lines.append(line)
         return lines
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go on elsewhere. As in any file, a place after its end is fine, and there is nothing to read there."""
+        with self._lock.turn():
+            return self._seek(offset, whence)
+
+    def _seek(self, offset: int, whence: int) -> int:
         self._check_open()
         check_offset(offset)
         if whence == os.SEEK_END:
@@ -197,7 +234,7 @@ class FileReader(Iterator[bytes]):
         check_offset(offset)
         ahead = offset - self._position
         if 0 <= ahead <= SKIPPED_BYTES and self._stream:
-            self.read(ahead)
+            self._read(ahead)
         if offset != self._position:
             self._drop_stream()
             self._position = offset
@@ -224,7 +261,8 @@ class FileReader(Iterator[bytes]):
         return line
 
     def __enter__(self) -> FileReader:
-        self._open()
+        with self._lock.turn():
+            self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -234,11 +272,11 @@ class FileReader(Iterator[bytes]):
         return f"<FileReader of {self.name!r}>"
 
     def _open(self) -> FileStream:
-        self._check_open()
-        if self._stream is None:
-            call = ReadFile(path=self._path, session_id=self._session_id, offset=self._position)
-            self._stream = FileStream(self._link, call)
         stream = self._stream
+        if stream is None:
+            call = ReadFile(path=self._path, session_id=self._session_id, offset=self._position)
+            stream = self._stream = FileStream(self._link, call)
+        self._check_open()  # after the stream is there for whoever closes it, who looks at the two the other way round
         try:
             stream.begin()
         except AtollError:
@@ -246,7 +284,7 @@ class FileReader(Iterator[bytes]):
             self._check_open()  # or it was closed by another task or thread
             raise
         except BaseException:
-            self._stream = None
+            self._drop_stream()
             raise
         return stream
 
@@ -275,17 +313,17 @@ class FileReader(Iterator[bytes]):
         return found.size
 
     def _drop_stream(self) -> None:
-        self._ahead.clear()
-        if self._stream:
-            self._stream.close()
-            self._stream = None
+        self._ahead = bytearray()  # another one: a thread may be reading from this
+        stream, self._stream = self._stream, None
+        if stream:
+            stream.close()
 
     def _check_open(self) -> None:
         if self.closed:
             raise closed(self._path)
 
 
-class FileWriter:
+class FileWriter(Exclusive):
     """A file opened with "wb" or "xb". What is written is there, all at once, when it is closed.
 
     Leaving its `with` block with an exception, or dropping it, leaves what was there before. Afterwards `info`
@@ -293,6 +331,7 @@ class FileWriter:
     """
 
     def __init__(self, link: SandboxLink, call: WriteFile) -> None:
+        super().__init__()
         self.closed = False
         self.info: FileInfo | None = None
         self.mode = "xb" if call.exclusive else "wb"
@@ -316,6 +355,10 @@ class FileWriter:
         return False
 
     def write(self, data: Bytes) -> int:
+        with self._lock.turn():
+            return self._write(data)
+
+    def _write(self, data: Bytes) -> int:
         if self.closed:
             raise closed(self._call.path)
         if not isinstance(data, bytes | bytearray | memoryview):
@@ -323,17 +366,21 @@ class FileWriter:
             raise wrong_argument("data", data, "is not bytes", remedy=remedy).about(**named(path=self._call.path))
         view = memoryview(data).cast("B")
         if len(view) >= UNSENT_BYTES:
-            self.flush()
+            self._flush()
             self._send(view)
         else:
             self._unsent += view
         if len(self._unsent) >= UNSENT_BYTES:
-            self.flush()
+            self._flush()
         self._position += len(view)
         return len(view)
 
     def flush(self) -> None:
         """Send what was gathered. Nobody sees it before `close`."""
+        with self._lock.turn():
+            self._flush()
+
+    def _flush(self) -> None:
         if self._unsent:
             unsent, self._unsent = self._unsent, bytearray()
             self._send(unsent)
@@ -343,23 +390,25 @@ class FileWriter:
 
     def close(self) -> None:
         """Have the file appear. Twice is fine."""
-        if self.closed:
-            return
-        try:
-            self.flush()
-            self.info = commit(self._begin())
-        finally:
-            self.abort()
+        with self._lock.turn():
+            if self.closed:
+                return
+            try:
+                self._flush()
+                self.info = commit(self._begin())
+            finally:
+                self.abort()
 
     def abort(self) -> None:
-        """Leave everything as it was."""
+        """Leave everything as it was. Waits for nobody: what is being written is an error."""
         self.closed = True
-        self._unsent.clear()
+        self._unsent = bytearray()
         if self._input:
             self._input.close()
 
     def __enter__(self) -> FileWriter:
-        self._begin()
+        with self._lock.turn():
+            self._begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -382,8 +431,11 @@ class FileWriter:
     def _send(self, data: Bytes) -> None:
         try:
             (self._begin()).send(data)
-        except BaseException:
+        except BaseException as problem:
+            was_aborted = self.closed  # by another task or thread, and this is how that looks from here
             self.abort()
+            if was_aborted and isinstance(problem, AtollError):
+                raise closed(self._call.path) from problem
             raise
 
 

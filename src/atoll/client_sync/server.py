@@ -54,9 +54,14 @@ class Server:
     def __init__(self, url: str, api_key: str | None, local: LocalServer | None = None) -> None:
         if api_key is not None:
             check_api_key(api_key)
+        self._place = (url, api_key, local)
         self.address, self._prefix = (local.address, "") if local else parse_url(url)
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
         self.answer_grace = ANSWER_GRACE
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy, here or in another process, is the one that is shared there. A pickle has the key in it."""
+        return shared_server, self._place
 
     def ask(
         self,
@@ -204,7 +209,10 @@ class Frames:
         self._frames: deque[Frame] = deque()
 
     def next(self) -> Frame:
-        """The next frame of output, or the result. A call that failed raises its error here."""
+        """The next frame of output, or the result. A call that failed raises its error here.
+
+        Whoever is cancelled here has lost nothing, and may ask again.
+        """
         while (frame := self._next()).kind in QUEUEING:
             self._is_queueing = frame.kind is FrameKind.WAITING
         return frame
@@ -215,13 +223,13 @@ class Frames:
             if not chunk:
                 raise self._server.transport.lost("ended its answer before the result")
             self._feed(chunk)
-        frame = self._frames.popleft()
+        frame = self._frames[0]
+        if frame.kind in (FrameKind.DONE, FrameKind.FAILED):
+            self._response.finish()
+        self._frames.popleft()  # not before: whoever is cancelled meanwhile and asks again must get it
         if frame.kind is FrameKind.FAILED:
-            self._response.finish()
             raise from_body(self.decode(decode_error, frame))
-        if frame.kind is FrameKind.DONE:
-            self._response.finish()
-        elif frame.kind not in ANSWERING:
+        if frame.kind is not FrameKind.DONE and frame.kind not in ANSWERING:
             raise misbehaved(f"a {frame.kind.name} frame came")
         return frame
 

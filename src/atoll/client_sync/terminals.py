@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from atoll.client_sync.commands import Environment, Stdin, input_chunks
+from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames, misbehaved
 from atoll.client_sync.transport import Opening
+from atoll.client_sync.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.frames import Frame, FrameKind
@@ -127,13 +129,15 @@ class Terminal:
         return f"<Terminal {self.id!r} of sandbox {self._link.id!r}>"
 
 
-class TerminalView(Iterator[bytes]):
+class TerminalView(Exclusive, Iterator[bytes]):
     """What a terminal shows, as it comes. The iteration ends with its program; `exit_code` is known then.
 
-    `bytes_lost` counts what a view that was read too slowly has missed.
+    `bytes_lost` counts what a view that was read too slowly has missed. Whoever is cancelled while reading may read
+    again, and misses nothing.
     """
 
     def __init__(self, terminal: Terminal, link: SandboxLink, stdin: Stdin | None) -> None:
+        super().__init__()
         self.terminal = terminal
         self.exit_code: int | None = None
         self.bytes_lost = 0
@@ -145,10 +149,12 @@ class TerminalView(Iterator[bytes]):
 
     def read(self) -> bytes:
         """Some bytes as soon as there are some; none once the program has ended."""
-        while not self._is_over:
-            frame = self._next_frame()
-            if frame and frame.kind is FrameKind.DATA:
-                return frame.payload
+        with self._lock.turn():
+            self._check_uninterrupted()
+            while not self._is_over:
+                frame = self._next_frame()
+                if frame and frame.kind is FrameKind.DATA:
+                    return frame.payload
         return b""
 
     def write(self, data: str | bytes) -> None:
@@ -176,12 +182,14 @@ class TerminalView(Iterator[bytes]):
         raise StopIteration
 
     def __enter__(self) -> TerminalView:
-        if not self._is_over:
-            try:
-                self._open()
-            except AtollError:
-                if not self._is_over:  # or it was closed by another task or thread
-                    raise
+        with self._lock.turn():
+            self._check_uninterrupted()
+            if not self._is_over:
+                try:
+                    self._open()
+                except AtollError:
+                    if not self._is_over:  # or it was closed by another task or thread
+                        raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -202,14 +210,23 @@ class TerminalView(Iterator[bytes]):
                 return None
             self.close()
             raise
-        except BaseException:
+        except CANCELLATIONS:
+            raise
+        except BaseException as problem:
+            self._was_interrupted = not isinstance(problem, Exception)  # an ordinary one is of its input
             self.close()
             raise
 
     def _open(self) -> Frames:
         if self._frames is None:
             call = AttachTerminal(terminal_id=self.terminal.id)
-            self._frames = self._link.call(call, self._stdin, opening=self._opening)
+            try:
+                self._frames = self._link.call(call, self._stdin, opening=self._opening)
+            except (
+                CANCELLATIONS
+            ):  # it can be opened again, but some of its input may have been sent, and that only once
+                self._was_interrupted = self._stdin is not None
+                raise
         return self._frames
 
     def _take(self, frames: Frames, frame: Frame) -> None:
