@@ -584,6 +584,23 @@ async def test_a_temporary_sandbox_is_destroyed_and_another_is_not(half: Half, s
     assert half.temporary_sandbox(url=stub.url).id != half.temporary_sandbox(url=stub.url).id
 
 
+async def test_a_sandbox_that_cannot_be_destroyed_does_not_hide_what_went_wrong(half: Half, tmp_path: Path) -> None:
+    sandbox = half.temporary_sandbox("block", url=f"unix://{tmp_path}/nobody.sock")
+    with pytest.raises(ZeroDivisionError) as caught:
+        if isinstance(half, AsyncHalf):
+            async with sandbox:
+                raise ZeroDivisionError
+        with sandbox:
+            raise ZeroDivisionError
+    assert "'block' could not be destroyed" in caught.value.__notes__[0]
+    with pytest.raises(ConnectionError):
+        if isinstance(half, AsyncHalf):
+            async with sandbox:
+                pass
+        with sandbox:
+            pass
+
+
 def use_in_a_block(sandbox: Any) -> None:
     with sandbox as entered:
         entered.exec("x")

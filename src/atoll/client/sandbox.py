@@ -246,11 +246,15 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
     async def __aenter__(self) -> AsyncSandbox:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
         try:
             if self.is_temporary:
                 await self.destroy()
                 self._link.end()
+        except AtollError as failure:
+            if problem is None:
+                raise
+            problem.add_note(f"Besides, sandbox {self.id!r} could not be destroyed: {failure}")
         finally:
             await self.aclose()
 

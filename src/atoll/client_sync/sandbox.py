@@ -247,11 +247,15 @@ class Sandbox(Commands, Files, Processes, Terminals):
     def __enter__(self) -> Sandbox:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
         try:
             if self.is_temporary:
                 self.destroy()
                 self._link.end()
+        except AtollError as failure:
+            if problem is None:
+                raise
+            problem.add_note(f"Besides, sandbox {self.id!r} could not be destroyed: {failure}")
         finally:
             self.close()
 

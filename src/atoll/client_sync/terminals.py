@@ -222,9 +222,8 @@ class TerminalView(Exclusive, Iterator[bytes]):
             call = AttachTerminal(terminal_id=self.terminal.id)
             try:
                 self._frames = self._link.call(call, self._stdin, opening=self._opening)
-            except (
-                CANCELLATIONS
-            ):  # it can be opened again, but some of its input may have been sent, and that only once
+            except CANCELLATIONS:
+                # It can be opened again, but some of its input may have been sent, and that only once.
                 self._was_interrupted = self._stdin is not None
                 raise
         return self._frames
