@@ -33,9 +33,7 @@ def _cannot_be_sent(call: Call) -> AtollError:
         try:
             encode_message(value)
         except _UNSENDABLE as cause:
-            what = f"cannot be sent: {cause}"
-            if isinstance(cause, OverflowError):
-                return wrong_argument(field, value, what, remedy=f"Give {MAX_NUMBER} at most.")
-            remedy = "Use text that is valid UTF-8."
-            return wrong_argument(field, value, what, remedy=remedy, code=ErrorCode.INVALID_COMMAND)
+            is_large = isinstance(cause, OverflowError)
+            remedy = f"Give {MAX_NUMBER} at most." if is_large else "Use text that is valid UTF-8."
+            return wrong_argument(field, value, f"cannot be sent: {cause}", remedy, ErrorCode.INVALID_COMMAND)
     raise AssertionError("what can be sent in parts can be sent as a whole")
