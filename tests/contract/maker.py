@@ -62,7 +62,8 @@ async def remove(machine: Machine, name: str) -> None:
 async def tell_what_is_there(machine: Machine) -> None:
     for name in machine.findings.running:
         live = await machine.adopt(name)
-        say("running", name, await run(live, "cat /kept 2>/dev/null || echo nothing"))
+        # A command that was cut off may have made the file and written nothing.
+        say("running", name, await run(live, "grep . /kept 2>/dev/null || echo nothing"))
         live.release()
     for name in machine.findings.ended:
         say("ended", name)
