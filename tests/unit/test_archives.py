@@ -163,8 +163,10 @@ def test_a_tree_too_deep_for_any_path_is_packed(tmp_path: Path) -> None:
     assert sum(map(len, packer.pieces())) > 10**6
     assert packer.count == 1000
     directory = os.open(tmp_path, os.O_RDONLY)
-    delete_tree(directory, b"source", b"source")  # pytest could not
-    os.close(directory)
+    try:
+        delete_tree(directory, b"source", b"source")  # pytest could not
+    finally:
+        os.close(directory)
 
 
 def test_a_size_beyond_octal_digits_is_told_and_read() -> None:
@@ -449,7 +451,9 @@ def test_a_damaged_archive_gives_entries_or_a_typed_error(data: st.DataObject) -
 
 def test_an_error_of_the_file_system_is_about_the_current_entry(target: Path) -> None:
     directory = os.open(target, os.O_RDONLY)
-    with Unpacker(directory, ON_HOST) as unpacker, pytest.raises(OSError, match="too long"):
-        unpacker.feed(archive(file("before"), file("n" * 300)))
-    assert unpacker.current == b"n" * 300
-    os.close(directory)
+    try:
+        with Unpacker(directory, ON_HOST) as unpacker, pytest.raises(OSError, match="too long"):
+            unpacker.feed(archive(file("before"), file("n" * 300)))
+        assert unpacker.current == b"n" * 300
+    finally:
+        os.close(directory)
