@@ -43,6 +43,7 @@ class RunningServer:
 
     directory: Path
     options: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] = field(init=False)
     port: int = field(init=False)
     key: str = field(init=False, default="")
@@ -72,7 +73,13 @@ class RunningServer:
         command = [sys.executable, "-m", "atoll.cli", "serve", "--port", "0", *self.options]
         directories = ["--state-dir", str(self.state), "--runtime-dir", str(self.directory / "run")]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([*command, *directories], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [*command, *directories],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | self.environment,
+            )
         while not (ready := re.search(r"ready on .*:(\d+)$", self.log.read_text(), re.MULTILINE)):
             assert self.process.poll() is None, self.log.read_text()
             await asyncio.sleep(0.01)

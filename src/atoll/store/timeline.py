@@ -9,39 +9,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from contextlib import closing
-from datetime import UTC, datetime
 
 import msgspec
 
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import STATE_CHANGES, SandboxEvent
+from atoll.store import moments
 from atoll.store.database import Database
+from atoll.store.moments import UNKNOWN_BOOT, Moment
 
 MAX_EVENTS = 1_000
 MAX_RETIRED = 1_000
 DESTROYED = "destroyed"
 JOINED = {"oom_killed"}  # code inside can make them happen: in a row they are one, or they would push out the others
 
+
+class Entry(SandboxEvent, frozen=True, kw_only=True):
+    """An event as it is kept: with its moment by the clock that nobody sets, which nobody is told."""
+
+    since_boot: float = 0.0
+    boot_id: str = UNKNOWN_BOOT
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(wall=self.time, since_boot=self.since_boot, boot_id=self.boot_id)
+
+    def told(self) -> SandboxEvent:
+        return SandboxEvent(**{name: getattr(self, name) for name in SandboxEvent.__struct_fields__})
+
+
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(SandboxEvent).decode
+_decode = msgspec.json.Decoder(Entry).decode
 
 
 class Timeline:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> SandboxEvent:
+    def add(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> Entry:
         last = self.last(sandbox)
         number = self._next_number(sandbox, last)
         joined = last if last and last.what == what in JOINED else None
-        event = SandboxEvent(
-            number=number,
-            time=datetime.now(UTC),
-            what=what,
-            cause=cause,
-            by=by,
-            count=joined.count + 1 if joined else 1,
-        )
+        event = _entry(number, what, cause=cause, by=by, count=joined.count + 1 if joined else 1)
         with self._database.transaction():
             if joined:
                 query = "DELETE FROM events WHERE sandbox = ? AND number = ?"
@@ -59,33 +68,33 @@ class Timeline:
         """
         self._database.execute(query, (sandbox, change.number if change else 0, MAX_EVENTS))
 
-    def last(self, sandbox: SandboxId) -> SandboxEvent | None:
+    def last(self, sandbox: SandboxId) -> Entry | None:
         query = "SELECT event FROM events WHERE sandbox = ? ORDER BY number DESC LIMIT 1"
         found = self._database.execute(query, (sandbox,)).fetchone()
         return _decode(found[0]) if found else None
 
-    def since(self, sandbox: SandboxId, number: int) -> list[SandboxEvent]:
+    def since(self, sandbox: SandboxId, number: int) -> list[Entry]:
         """Those after `number`, in order."""
         query = "SELECT event FROM events WHERE sandbox = ? AND number > ? ORDER BY number"
         return [_decode(event) for (event,) in self._database.execute(query, (sandbox, number))]
 
-    def latest(self, sandbox: SandboxId, kinds: Container[str]) -> SandboxEvent | None:
+    def latest(self, sandbox: SandboxId, kinds: Container[str]) -> Entry | None:
         """The last of these kinds. No more is read than what came after it."""
         query = "SELECT event FROM events WHERE sandbox = ? ORDER BY number DESC"
         with closing(self._database.execute(query, (sandbox,))) as found:
             events = (_decode(event) for (event,) in found)
             return next((event for event in events if event.what in kinds), None)
 
-    def begin_anew(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> SandboxEvent:
+    def begin_anew(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> Entry:
         """The first event of the next sandbox of an id takes the place of all that is known of the one before."""
         number = self._next_number(sandbox, self.last(sandbox))
-        event = SandboxEvent(number=number, time=datetime.now(UTC), what=what, cause=cause, by=by, count=1)
+        event = _entry(number, what, cause=cause, by=by)
         with self._database.transaction():
             self._forget(sandbox)
             self._database.execute("INSERT INTO events VALUES (?, ?, ?)", (sandbox, number, _encode(event)))
         return event
 
-    def _next_number(self, sandbox: SandboxId, last: SandboxEvent | None) -> int:
+    def _next_number(self, sandbox: SandboxId, last: Entry | None) -> int:
         if last:
             return last.number + 1
         # Where an earlier version began anew without an event, it left the last number here.
@@ -119,3 +128,17 @@ class Timeline:
                 if last and last.what != DESTROYED:
                     self.add(sandbox, DESTROYED, cause="it was asked of a server that was killed", by="atoll")
                 self.retire(sandbox)
+
+
+def _entry(number: int, what: str, *, cause: str, by: str, count: int = 1) -> Entry:
+    now = moments.now()
+    return Entry(
+        number=number,
+        time=now.wall,
+        what=what,
+        cause=cause,
+        by=by,
+        count=count,
+        since_boot=now.since_boot,
+        boot_id=now.boot_id,
+    )

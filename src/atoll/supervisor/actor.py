@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -36,6 +34,7 @@ from atoll.protocol.sandboxes import (
     Use,
     check_labels,
 )
+from atoll.store.moments import since_boot
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED
 from atoll.supervisor.agent_link import AgentConnection, AgentLink
 from atoll.supervisor.history import History
@@ -84,7 +83,7 @@ class SandboxActor:
         self._is_unused = asyncio.Event()
         self._is_unused.set()
         self._bedtime: Caller | None = None  # who asked for it to sleep, as soon as nothing is under way
-        self._last_used = time.monotonic()
+        self._last_used = since_boot()
 
     @property
     def is_awake(self) -> bool:
@@ -120,7 +119,7 @@ class SandboxActor:
             raise
         finally:
             self._in_use -= 1
-            self._last_used = time.monotonic()
+            self._last_used = since_boot()
             if not self._in_use:
                 self._is_unused.set()
 
@@ -172,7 +171,7 @@ class SandboxActor:
         if self._live and self._is_frozen:
             await self._machine.engine.thaw(self._live)
             self._is_frozen = False
-            self._last_used = time.monotonic()
+            self._last_used = since_boot()
             self._note("thawed", cause=cause, by=by)
 
     async def ensure(self, options: SandboxOptions, by: Caller) -> bool:
@@ -222,11 +221,14 @@ class SandboxActor:
         self._take(live)
         with suppress(FileNotFoundError):  # it ends just now
             self._is_frozen = self._machine.engine.is_frozen(live)
+        if self._is_frozen != self._history.says_frozen:
+            what = "frozen" if self._is_frozen else "thawed"
+            self._note(what, cause="the server that did it was killed before it could say so", by=ATOLL)
 
     def _take(self, live: LiveSandbox) -> None:
         """It runs, so nothing here may fail: one that we did not know of would get a second one on its disk."""
         self._live = live
-        self._last_used = time.monotonic()
+        self._last_used = since_boot()
         self._watcher = asyncio.create_task(self._watch(live), name=f"watch {self.name}")
 
     async def _watch(self, live: LiveSandbox) -> None:
@@ -346,7 +348,7 @@ class SandboxActor:
                 await self._freeze(f"nobody used it for {record.upkeep.sleep_after:g} seconds", ATOLL)
 
     def _is_idle_for(self, seconds: float) -> bool:
-        return self.is_awake and not self._in_use and time.monotonic() - self._last_used >= seconds
+        return self.is_awake and not self._in_use and since_boot() - self._last_used >= seconds
 
     async def _freeze(self, cause: str, by: Caller) -> None:
         if self._live and not self._is_frozen:
@@ -364,13 +366,8 @@ class SandboxActor:
         if self.is_to_be_stopped:
             async with self._change():
                 after = self._record().upkeep.stop_after
-                if self._is_frozen and after is not None and self._asleep_for() >= after:
+                if self._is_frozen and after is not None and self._history.asleep_for() >= after:
                     await self._stop(f"it slept for {after:g} seconds", ATOLL)
-
-    def _asleep_for(self) -> float:
-        """By the timeline, which knows it also of what an earlier server put to sleep."""
-        change = self._history.last_change
-        return (datetime.now(UTC) - change.time).total_seconds() if change and change.what == "frozen" else 0.0
 
     async def _stop(self, cause: str, by: Caller) -> None:
         live = self._live

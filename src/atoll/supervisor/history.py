@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from atoll.protocol.errors import AtollError
 from atoll.protocol.sandboxes import STATE_CHANGES, SandboxEvent
+from atoll.store import moments
 from atoll.store.timeline import DESTROYED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from atoll.protocol.ids import SandboxId
-    from atoll.store.timeline import Timeline
+    from atoll.store.timeline import Entry, Timeline
 
 UNREAD_EVENTS = 256
 
@@ -27,7 +28,7 @@ class History:
         self._sandbox = sandbox
         self._timeline = timeline
         self._followers: set[asyncio.Queue[SandboxEvent | None]] = set()
-        self.last_change: SandboxEvent | None = None  # of its state
+        self.last_change: Entry | None = None  # of its state
 
     @property
     def is_empty(self) -> bool:
@@ -37,6 +38,10 @@ class History:
     def has_ended(self) -> bool:
         last = self._timeline.last(self._sandbox)
         return last is not None and last.what == DESTROYED
+
+    @property
+    def says_frozen(self) -> bool:
+        return self.last_change is not None and self.last_change.what == "frozen"
 
     @property
     def is_followed(self) -> bool:
@@ -70,7 +75,13 @@ class History:
             self._tell_followers(None)
 
     def since(self, number: int) -> list[SandboxEvent]:
-        return self._timeline.since(self._sandbox, number)
+        return [entry.told() for entry in self._timeline.since(self._sandbox, number)]
+
+    def asleep_for(self) -> float:
+        """Seconds since it was frozen, also by an earlier server; none if that was not its last change."""
+        if self.last_change is None or not self.says_frozen:
+            return 0.0
+        return moments.elapsed(self.last_change.moment, moments.now())
 
     async def follow(self, since: int, exists: Callable[[], bool]) -> AsyncGenerator[SandboxEvent, None]:
         """What was first, then what happens, to the end of the sandbox; `exists` says whether that is yet to come.
@@ -95,10 +106,10 @@ class History:
         finally:
             self._followers.discard(queue)
 
-    def _tell(self, event: SandboxEvent) -> None:
+    def _tell(self, event: Entry) -> None:
         if event.what in STATE_CHANGES:
             self.last_change = event
-        self._tell_followers(event)
+        self._tell_followers(event.told())
 
     def _tell_followers(self, event: SandboxEvent | None) -> None:
         """None is the end, after which nothing is told."""

@@ -1,0 +1,60 @@
+"""A server whose clock on the wall is set while it runs, and between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.sandboxes import SandboxState
+from tests.system.clocks import WallClock
+from tests.system.serving import RunningServer
+
+LOOK_SECONDS = 2  # the server looks every second for what to stop
+DAY = 86400.0
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> WallClock:
+    return WallClock(tmp_path)
+
+
+@pytest.fixture
+async def server(tmp_path: Path, clock: WallClock) -> AsyncIterator[RunningServer]:
+    server = RunningServer(tmp_path, environment=clock.environment)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def test_a_clock_set_forward_or_back_stops_no_sandbox_and_time_does(
+    server: RunningServer, clock: WallClock
+) -> None:
+    box, marker = server.sandbox("sleeper"), server.sandbox("marker")
+    await box.exec("n=1")
+    await box.set_stop_after("1h")
+    await box.sleep()
+    clock.set_forward(DAY)
+    await marker.exec("true")
+    made = (await marker.status()).created_at
+    assert made - datetime.now(UTC) > timedelta(hours=23)  # so the server believes it
+    await asyncio.sleep(LOOK_SECONDS)
+    assert (await box.status()).state is SandboxState.FROZEN
+
+    await server.kill()
+    clock.set_forward(400 * DAY)
+    await server.start()  # by its clock a year later, and on the same boot
+    await asyncio.sleep(LOOK_SECONDS)
+    assert (await box.status()).state is SandboxState.FROZEN
+
+    clock.set_forward(-DAY)
+    await box.set_stop_after(1)  # it has slept for longer, though it seems to fall asleep only tomorrow
+    async with asyncio.timeout(60):
+        while (await box.status()).state is not SandboxState.STOPPED:
+            await asyncio.sleep(0.05)
+    assert (await box.status()).cause == "it slept for 1 seconds"
