@@ -34,7 +34,6 @@ from atoll.engine.native.syscalls import NewFilesystem, watch_files
 
 PARENT = "atoll"
 AGENT, COMMANDS = "agent", "commands"  # below a sandbox's group
-COMMAND_DESCRIPTORS = 3
 MEMORY_OF_AGENT = 64 * 2**20  # on top of the commands': an idle one takes 3 MB, its buffers are bounded
 CPU_PERIOD_US = 100_000
 MIN_CPU_QUOTA_US = 1_000  # the kernel's own bound
@@ -152,7 +151,7 @@ class CgroupsV1:
         # Controllers that share a hierarchy share its directories.
         self._trees = list({os.fstat(fd).st_dev: fd for fd in self._roots.values()}.values())
         # Those in which commands are apart from their agent.
-        apart = (self._roots["memory"], self._roots["freezer"])
+        apart = (self._roots["memory"], self._roots["cpu"], self._roots["freezer"])
         self._split = list({os.fstat(fd).st_dev: fd for fd in apart}.values())
 
     def expect_joins(self) -> None:
@@ -172,9 +171,10 @@ class CgroupsV1:
         return [_open(tree, f"{name}/cgroup.procs", os.O_WRONLY) for tree in self._trees]
 
     def open_commands(self, name: str) -> list[int]:
-        memory, freezer = self._roots["memory"], self._roots["freezer"]
+        freezer = self._roots["freezer"]
+        apart = (self._roots["memory"], self._roots["cpu"], freezer)
         return [
-            *(_open(tree, f"{name}/{COMMANDS}/cgroup.procs", os.O_WRONLY) for tree in (memory, freezer)),
+            *(_open(tree, f"{name}/{COMMANDS}/cgroup.procs", os.O_WRONLY) for tree in apart),
             _open(freezer, f"{name}/{COMMANDS}/freezer.state", os.O_RDWR),
         ]
 
@@ -289,7 +289,7 @@ class CgroupsV2:
     def create(self, name: str) -> None:
         _make(self._root, name, (AGENT, COMMANDS))
         if self._has_memory:
-            _write(self._root, f"{name}/cgroup.subtree_control", "+memory")
+            _write(self._root, f"{name}/cgroup.subtree_control", "+memory +cpu")
 
     def clone_into(self, name: str) -> int | None:
         return _open(self._root, f"{name}/{AGENT}", os.O_RDONLY | os.O_DIRECTORY)
