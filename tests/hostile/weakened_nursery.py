@@ -183,6 +183,10 @@ def without_limit(**unlimited: int) -> None:
     )
 
 
+def without_socket_limit() -> None:
+    replace_method(CgroupsV1, "_limit_sockets", lambda real, self, name, memory: None)
+
+
 def without_cpu_limit() -> None:
     replace_cgroup_method("set_cpus", lambda real, self, name, cpus: real(self, name, 4096))
 
@@ -221,6 +225,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.OOM_ORDER: without_oom_order,
     Defence.PIDS_LIMIT: partial(without_limit, pids=4096),
     Defence.MEMORY_LIMIT: partial(without_limit, memory=2**30),
+    Defence.SOCKET_LIMIT: without_socket_limit,
     Defence.CPU_LIMIT: without_cpu_limit,
 }
 

@@ -12,7 +12,16 @@ from typing import NoReturn
 
 import pytest
 
-from atoll.engine.native.cgroups import CgroupsV2, Resources, open_cgroups, parse_keyed, parse_mounts, quota
+from atoll.engine.native.cgroups import (
+    V1_CONTROLLERS,
+    CgroupsV1,
+    CgroupsV2,
+    Resources,
+    open_cgroups,
+    parse_keyed,
+    parse_mounts,
+    quota,
+)
 from atoll.engine.native.syscalls import Namespace, watch_files
 from atoll.engine.native.zygote import Zygote
 
@@ -155,6 +164,19 @@ def join_and_wait(fds: list[int]) -> NoReturn:
 def wait_for_ever(fds: list[int]) -> NoReturn:
     while True:
         signal.pause()
+
+
+@pytest.mark.parametrize(("memory", "for_sockets"), [(2**31, 2**29), (2**25, 8 * 2**20)])
+def test_what_waits_in_sockets_has_a_limit_of_its_own_on_version_1(
+    tmp_path: Path, memory: int, for_sockets: int
+) -> None:
+    for name in ("memory.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes", "pids.max"):
+        (tmp_path / "atoll/box").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "atoll/box" / name).touch()
+    groups = CgroupsV1(dict.fromkeys(V1_CONTROLLERS, str(tmp_path)))
+    groups.set_limits("box", Resources(cpus=1, memory=memory, pids=10))
+    assert int((tmp_path / "atoll/box/memory.kmem.tcp.limit_in_bytes").read_text()) == for_sockets
+    groups.close()
 
 
 def test_limit_files_of_version_2(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class Defence(StrEnum):
     OOM_ORDER = "oom-order"  # commands are killed before the agent
     PIDS_LIMIT = "pids-limit"
     MEMORY_LIMIT = "memory-limit"
+    SOCKET_LIMIT = "socket-limit"  # what waits in sockets is memory too
     CPU_LIMIT = "cpu-limit"
     DISK_QUOTA = "disk-quota"
 

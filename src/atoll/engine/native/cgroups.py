@@ -10,6 +10,8 @@ Rules:
    joins (`favordynmods`): then 0.1.
 2. The cpu quota comes last, when the agent is ready, so that it is not throttled before it can answer.
 3. Memory without swap: a limit that swaps is a limit on somebody else's disk.
+4. Version 2 counts what waits in sockets as memory. Version 1 counts it apart, and only in groups that have a limit for
+   it; TCP and UDP both come under that one. Beyond it a connection still gets what it needs to go on: up to 70 KB.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from atoll.engine.native.syscalls import NewFilesystem, watch_files
 PARENT = "atoll"
 CPU_PERIOD_US = 100_000
 MIN_CPU_QUOTA_US = 1_000  # the kernel's own bound
+SHARE_OF_SOCKETS, LEAST_FOR_SOCKETS = 4, 8 * 2**20  # a quarter of the memory, on top of it; one fast connection takes 6
 FREEZE_ATTEMPTS, FREEZE_PAUSE_SECONDS = 4_000, 0.0005
 
 V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct", "freezer")
@@ -155,7 +158,13 @@ class CgroupsV1:
         _write(memory, f"{name}/memory.limit_in_bytes", resources.memory)
         with suppress(FileNotFoundError):  # a kernel that does not account for swap
             _write(memory, f"{name}/memory.memsw.limit_in_bytes", resources.memory)
+        self._limit_sockets(name, resources.memory)
         _write(self._roots["pids"], f"{name}/pids.max", resources.pids)
+
+    def _limit_sockets(self, name: str, memory: int) -> None:
+        with suppress(FileNotFoundError):  # a kernel that does not count them, of which the doctor tells
+            limit = max(LEAST_FOR_SOCKETS, memory // SHARE_OF_SOCKETS)
+            _write(self._roots["memory"], f"{name}/memory.kmem.tcp.limit_in_bytes", limit)
 
     def set_cpus(self, name: str, cpus: float) -> None:
         _write(self._roots["cpu"], f"{name}/cpu.cfs_period_us", CPU_PERIOD_US)
