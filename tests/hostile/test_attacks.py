@@ -54,6 +54,8 @@ async def test_an_attack_on_resources_is_contained(attack: Attack, machine: Mach
                 if during >= SLOWER * before:
                     during = min(during, await pace(neighbour))
             subprocess.run(["true"], check=True)
+            async with sandbox(machine) as another:
+                await answers(another)
         await settle(box)
         await answers(box)
         assert during < SLOWER * max(before, await pace(neighbour))

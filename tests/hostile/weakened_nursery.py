@@ -71,7 +71,7 @@ def without_pid_namespace() -> None:
 
 def without_network_namespace() -> None:
     without_namespace(Namespace.NET)
-    launcher._bring_up_loopback = lambda: None
+    launcher._set_up_network = lambda: None
 
 
 def without_namespace(kind: Namespace) -> None:
@@ -129,11 +129,11 @@ def without_read_only_paths() -> None:
     vars(mounts).update(READ_ONLY=())
 
 
-def without_no_devices() -> None:
+def without_mount_flag(flag: MountFlag) -> None:
     wrap(
         syscalls,
         "mount",
-        lambda real, source, target, kind, flags, *rest: real(source, target, kind, flags & ~MountFlag.NODEV, *rest),
+        lambda real, source, target, kind, flags, *rest: real(source, target, kind, flags & ~flag, *rest),
     )
 
 
@@ -206,6 +206,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.FILTER: without_filter,
     Defence.CAPABILITIES: without_capabilities_dropped,
     Defence.NO_NEW_PRIVILEGES: without_no_new_privileges,
+    Defence.NO_SET_USER_ID: partial(without_mount_flag, MountFlag.NOSUID),
     Defence.USER_NAMESPACE: without_user_namespace,
     Defence.PID_NAMESPACE: without_pid_namespace,
     Defence.NETWORK_NAMESPACE: without_network_namespace,
@@ -216,7 +217,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.SMALL_ROOT: without_small_root,
     Defence.HIDDEN_PATHS: without_hidden_paths,
     Defence.READ_ONLY_PATHS: without_read_only_paths,
-    Defence.NO_DEVICES: without_no_devices,
+    Defence.NO_DEVICES: partial(without_mount_flag, MountFlag.NODEV),
     Defence.OWN_DEV: without_own_dev,
     Defence.AGENT_UNDUMPABLE: without_agent_undumpable,
     Defence.AGENT_IDS: without_agent_ids,

@@ -89,5 +89,5 @@ ATTACKS = (
     ),
     _attack("descriptors-of-the-agent", DESCRIPTORS, Defence.AGENT_UNDUMPABLE, Defence.AGENT_IDS),
     _attack("limits-of-the-agent", LIMITS, Defence.AGENT_IDS),
-    _attack("set-user-id-program", SET_USER_ID, Defence.NO_NEW_PRIVILEGES),
+    _attack("set-user-id-program", SET_USER_ID, Defence.NO_NEW_PRIVILEGES, Defence.NO_SET_USER_ID),
 )

@@ -33,6 +33,7 @@ class Defence(StrEnum):
     FILTER = "filter"  # seccomp
     CAPABILITIES = "capabilities"
     NO_NEW_PRIVILEGES = "no-new-privileges"
+    NO_SET_USER_ID = "no-set-user-id"  # nosuid
     USER_NAMESPACE = "user-namespace"
     PID_NAMESPACE = "pid-namespace"
     NETWORK_NAMESPACE = "network-namespace"

@@ -275,8 +275,8 @@ class Child:
         syscalls.unshare(Namespace.CGROUP)
         os.setsid()
         syscalls.prctl(Prctl.SET_NAME, PROCESS_NAME)
-        self._steps.at("bring up loopback")
-        _bring_up_loopback()
+        self._steps.at("set up the network")
+        _set_up_network()
         self._steps.at("mount /dev, /proc and /sys")
         mounts.mount_system_directories(dev, self._kit.masks)
         os.close(dev)
@@ -356,10 +356,12 @@ def _write_host_name(etc: str, name: str) -> None:
     _write(f"{etc}/hosts", hosts, os.O_CREAT)
 
 
-def _bring_up_loopback() -> None:
+def _set_up_network() -> None:
+    """Loopback up, and everybody may ping, by a socket that sends and receives nothing else."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = _INTERFACE_REQUEST.pack(b"lo", _IFF_UP)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
+    _write("/proc/sys/net/ipv4/ping_group_range", f"0 {RANGE_SIZE - 1}")
 
 
 def _write(path: str, text: str, flags: int = 0) -> None:
