@@ -52,7 +52,7 @@ async def test_exec_returns_what_the_command_wrote_and_how_it_ended(half: Half, 
         conversation.stdout(b"4\n")
         conversation.stderr(b"no such thing\n")
         conversation.stdout(b"\xff\x00")
-        conversation.done(3, timed_out=True, truncated=True, session_ended=True)
+        conversation.done(3, timed_out=True, truncated=True, session_ended=True, state_lost=2)
 
     stub.on_call = agent
     options = {"cwd": "/tmp", "env": {"A": "1", "B": None}, "timeout": "1m", "max_output": 1000}
@@ -64,6 +64,7 @@ async def test_exec_returns_what_the_command_wrote_and_how_it_ended(half: Half, 
     assert result.timed_out
     assert result.truncated
     assert result.session_ended
+    assert result.state_lost == 2 and "state_lost=2" in repr(result)
     assert result.command == "echo 4"
     assert abs(result.timestamp.timestamp() - time.time()) < 60
     with pytest.raises(AttributeError):
