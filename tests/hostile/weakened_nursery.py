@@ -17,8 +17,9 @@ import msgspec
 
 from atoll.agent import commands, server
 from atoll.agent import main as agent
+from atoll.agent.command_group import CommandGroup
 from atoll.attacks.record import Defence
-from atoll.engine.native import capabilities, launcher, mounts, nursery, syscalls
+from atoll.engine.native import capabilities, cgroups, launcher, mounts, nursery, syscalls
 from atoll.engine.native.cgroups import CgroupsV1, CgroupsV2
 from atoll.engine.native.seccomp import SeccompFilter
 from atoll.engine.native.syscalls import MountAttribute, MountFlag, Namespace, Prctl
@@ -176,6 +177,12 @@ def without_oom_order() -> None:
     commands.MOST_OOM_SCORE = int(commands.OOM_SCORE_OF_AGENT)
 
 
+def without_commands_group() -> None:
+    """Everybody is where the agent is, and so is the limit."""
+    cgroups.MEMORY_OF_AGENT = 0
+    replace_method(CommandGroup, "open", lambda real, self, words, fds: None)
+
+
 def without_limit(**unlimited: int) -> None:
     replace_cgroup_method(
         "set_limits",
@@ -224,6 +231,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.AGENT_SOCKET_OUTSIDE: without_agent_socket_outside,
     Defence.BACK_PRESSURE: without_back_pressure,
     Defence.OOM_ORDER: without_oom_order,
+    Defence.COMMANDS_GROUP: without_commands_group,
     Defence.PIDS_LIMIT: partial(without_limit, pids=4096),
     Defence.MEMORY_LIMIT: partial(without_limit, memory=2**30),
     Defence.SOCKET_LIMIT: without_socket_limit,

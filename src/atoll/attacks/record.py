@@ -51,6 +51,7 @@ class Defence(StrEnum):
     AGENT_SOCKET_OUTSIDE = "agent-socket-outside"
     BACK_PRESSURE = "back-pressure"
     OOM_ORDER = "oom-order"  # commands are killed before the agent
+    COMMANDS_GROUP = "commands-group"  # the memory that commands fill is not the agent's
     PIDS_LIMIT = "pids-limit"
     MEMORY_LIMIT = "memory-limit"
     SOCKET_LIMIT = "socket-limit"  # what waits in sockets is memory too

@@ -119,6 +119,12 @@ except OSError as cause:
     print("HELD", cause, flush=True)
 """
 
+SMALL_HOGS_OF_EQUAL_RANK = f"""
+with open("/proc/self/oom_score_adj", "w") as score:
+    score.write("0")
+{SMALL_HOGS}
+"""
+
 CPU_HOG = f"""
 import os, time
 
@@ -287,8 +293,16 @@ ATTACKS = (
     Attack(
         name="a-hundred-small-memory-hogs",
         family=Family.RESOURCES,
-        defences=(Defence.OOM_ORDER,),
+        defences=(Defence.OOM_ORDER, Defence.COMMANDS_GROUP),
         payload=SMALL_HOGS,
+        evidence=Evidence.AGENT_LOST,
+        limits=CROWDED,
+    ),
+    Attack(
+        name="small-memory-hogs-that-rank-as-the-agent-does",
+        family=Family.RESOURCES,
+        defences=(Defence.COMMANDS_GROUP,),
+        payload=SMALL_HOGS_OF_EQUAL_RANK,
         evidence=Evidence.AGENT_LOST,
         limits=CROWDED,
     ),

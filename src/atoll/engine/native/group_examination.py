@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from atoll.engine.native.cgroups import (
+    AGENT,
+    COMMANDS,
     PARENT,
     V1_CONTROLLERS,
     V2_CONTROLLERS,
@@ -173,7 +175,8 @@ def corner(found: Hierarchies) -> Iterator[Corner]:
         yield Corner(groups, f"{mounts['memory']}/{name}/{PARENT}/{GROUP}")
     finally:
         for path in corners:
-            for directory in (f"{path}/{PARENT}/{GROUP}", f"{path}/{PARENT}", path):
+            tried = f"{path}/{PARENT}/{GROUP}"
+            for directory in (f"{tried}/{AGENT}", f"{tried}/{COMMANDS}", tried, f"{path}/{PARENT}", path):
                 _remove(directory)
 
 

@@ -7,7 +7,7 @@ the sandbox it will be, so the nursery can have some ready. `hatch` gives it a r
     1  take a range of user ids, make a cgroup
     2  bind the agent's socket
     3  let the zygote clone3 into new
-       namespaces ──────────────────────────── join the cgroup, keep three descriptors, wait
+       namespaces ──────────────────────────── join the cgroup, keep some descriptors, wait
     4  write the uid and gid maps
     5  say go, with a new /dev ─────────────── 6  become root of its user namespace
                                                7  cgroup namespace, session, loopback
@@ -40,9 +40,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from atoll.agent.command_group import Freezing
 from atoll.agent.main import Agent
 from atoll.engine.native import capabilities, mounts, syscalls
-from atoll.engine.native.cgroups import Cgroups, group_name
+from atoll.engine.native.cgroups import COMMAND_DESCRIPTORS, Cgroups, group_name
 from atoll.engine.native.orders import KEEP
 from atoll.engine.native.syscalls import MountAttribute, Namespace, Prctl
 from atoll.engine.native.uid_ranges import RANGE_SIZE
@@ -64,7 +65,8 @@ SOCKETS = "/agents"
 MAX_ORDER = 1 << 18
 MAX_LAYERS = 128
 
-_LISTENER, _CHANNEL, _RANGE = 3, 4, 5  # where the child keeps its three descriptors
+_LISTENER, _CHANNEL, _RANGE, _COMMANDS = 3, 4, 5, 6  # where the child keeps its descriptors; of the last there are more
+_KEPT = 3 + COMMAND_DESCRIPTORS
 
 _NOBODY = 65_534
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
@@ -86,6 +88,7 @@ class ChildKit(msgspec.Struct, frozen=True):
     seccomp: SeccompFilter
     agent: Agent  # each child opens its own copy
     open_files: tuple[int, int]  # soft and hard
+    freezing: Freezing
 
 
 class Embryo(msgspec.Struct, frozen=True):
@@ -165,7 +168,8 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     kit.cgroups.create(group)
     undo.callback(kit.cgroups.remove, group)
     cgroup, joins = kit.cgroups.clone_into(group), kit.cgroups.joins(group)
-    for fd in joins if cgroup is None else [cgroup]:
+    commands = kit.cgroups.open_commands(group)
+    for fd in (*commands, *(joins if cgroup is None else [cgroup])):
         close.callback(os.close, fd)
 
     steps.at("bind the agent's socket")
@@ -179,7 +183,9 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     undo.callback(ours.close)
     close.callback(theirs.close)
-    pid, pidfd = kit.zygote.clone(uid_base, [listener.fileno(), theirs.fileno(), range_holder, *joins], cgroup)
+    pid, pidfd = kit.zygote.clone(
+        uid_base, [listener.fileno(), theirs.fileno(), range_holder, *commands, *joins], cgroup
+    )
     undo.callback(_kill, pid, pidfd)
 
     steps.at("write the id maps")
@@ -247,10 +253,10 @@ class Child:
         self._report_to = fds[1]
         try:
             self._steps.at("join the cgroup")
-            for fd in fds[3:]:
+            for fd in fds[_KEPT:]:
                 os.write(fd, b"0")
-            self._steps.at("keep three descriptors")
-            _keep_descriptors(fds[:3])
+            self._steps.at("keep some descriptors")
+            _keep_descriptors(fds[:_KEPT])
             self._report_to = _CHANNEL
             resource.setrlimit(resource.RLIMIT_NOFILE, self._kit.open_files)
             channel = socket.socket(fileno=_CHANNEL)
@@ -282,6 +288,7 @@ class Child:
         os.close(dev)
         self._steps.at("open the agent")
         self._kit.agent.open(socket.socket(fileno=_LISTENER), mounts.make_scratch())
+        self._kit.agent.put_commands_into(self._kit.freezing, range(_COMMANDS, _COMMANDS + COMMAND_DESCRIPTORS))
 
     def _become_sandbox(self, channel: socket.socket) -> tuple[Order, dict[str, str]]:
         """Returns what it has become, and the environment of what will run here."""
@@ -305,14 +312,14 @@ class Child:
 
 
 def _keep_descriptors(wanted: list[int]) -> None:
-    """Listener, channel and range to known places, /dev/null to 0, 1 and 2, everything else closed."""
+    """Those to known places, in this order, /dev/null to 0, 1 and 2, everything else closed."""
     kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in wanted]  # clear of where they go
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for target in (0, 1, 2):
         os.dup2(null, target)
-    for fd, target in zip(kept, (_LISTENER, _CHANNEL, _RANGE), strict=True):
+    for target, fd in enumerate(kept, _LISTENER):
         os.dup2(fd, target, inheritable=False)
-    syscalls.close_from(max(_LISTENER, _CHANNEL, _RANGE) + 1)
+    syscalls.close_from(_LISTENER + len(kept))
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
