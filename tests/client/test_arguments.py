@@ -100,7 +100,15 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "api_key": KEY,
     },
     "temporary_sandbox": {"id": (5, "", b"a", "Upper")},
-    "list_sandboxes": {"labels": LABELS, "state": (5, "", "asleep", True), "url": URL, "api_key": KEY},
+    "list_sandboxes": {
+        "labels": LABELS,
+        "state": (5, "", "asleep", True),
+        "limit": (0, -1, "5", True, 1.5),
+        "after": (5, "", "Upper", "-a", "a-", b"a"),
+        "usage": FLAG,
+        "url": URL,
+        "api_key": KEY,
+    },
     "Sandbox.exec": {
         "command": COMMAND,
         "cwd": DIRECTORY,

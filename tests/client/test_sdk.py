@@ -29,6 +29,7 @@ from atoll.protocol.messages import (
     encode_message,
 )
 from atoll.protocol.results import ExecEvent, ExecResult
+from atoll.protocol.sandboxes import SandboxOptions
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
 from tests.client.peers import ContractServer, Conversation, RawServer, answering
 
@@ -560,6 +561,22 @@ async def test_sandboxes_are_listed_by_label_and_state(half: Half, stub: Contrac
     assert stub.requests[-1][1].endswith("&state=running")
     with pytest.raises(ValueError, match="running, frozen, stopped"):
         await half.list_sandboxes(state="asleep", url=stub.url)
+
+
+async def test_a_list_is_walked_in_pages_that_nobody_sees(half: Half, stub: ContractServer) -> None:
+    for number in range(250):
+        stub.create(f"s{number:03}", SandboxOptions())
+    everyone = [f"s{number:03}" for number in range(250)]
+    assert [sandbox.id for sandbox in await half.list_sandboxes(url=stub.url)] == everyone
+    assert len(stub.requests) == 3
+    found = await half.list_sandboxes(limit=120, after="s009", url=stub.url)
+    assert [sandbox.id for sandbox in found] == everyone[10:130]
+    assert [path.partition("?")[2] for _, path, _ in stub.requests[-2:]] == [
+        "after=s009",
+        "limit=20&after=s109",
+    ]
+    assert await half.list_sandboxes(after="s249", usage=True, url=stub.url) == []
+    assert "usage=true" in stub.requests[-1][1]
 
 
 async def test_the_timeline_can_be_read_and_followed(half: Half, stub: ContractServer) -> None:

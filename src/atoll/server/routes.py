@@ -23,6 +23,8 @@ from atoll.protocol.frames import FRAMES
 from atoll.protocol.messages import SessionInfo, Sessions
 from atoll.protocol.processes import ProcessCount, ProcessInfo, ProcessList
 from atoll.protocol.sandboxes import (
+    MAX_SANDBOXES_PER_PAGE,
+    SANDBOXES_PER_PAGE,
     EventList,
     SandboxEvent,
     SandboxInfo,
@@ -67,6 +69,10 @@ LOG_SINCE = Query("since", {"type": "integer", "minimum": 0}, "only what comes a
 LOG_FOLLOW = Query("follow", {"type": "boolean"}, "whether a stream goes on with what comes")
 LABEL = Query("label", {"type": "array", "items": {"type": "string"}}, "NAME=VALUE; may be given several times")
 STATE = Query("state", {"type": "string", "enum": STATES}, "only sandboxes in this state")
+PAGE = {"type": "integer", "minimum": 1, "maximum": MAX_SANDBOXES_PER_PAGE, "default": SANDBOXES_PER_PAGE}
+LIMIT = Query("limit", PAGE, "so many at most; if there are more, the answer says where to go on")
+AFTER = Query("after", {"type": "string"}, "only ids after this one; what an answer has as `next`")
+USAGE = Query("usage", {"type": "boolean"}, "also what each uses, which takes a moment")
 
 BOOLEAN = {"type": "boolean"}
 PATH = (
@@ -216,9 +222,9 @@ ROUTES = (
         method="GET",
         path="/v1/sandboxes",
         endpoint=sandboxes.list_sandboxes,
-        summary="All sandboxes, or those with some labels or in some state",
+        summary="Sandboxes by id, all or those with some labels or in some state; a page of them",
         tag="sandboxes",
-        queries=(LABEL, STATE),
+        queries=(LABEL, STATE, LIMIT, AFTER, USAGE),
         answers={200: SandboxList},
     ),
     ApiRoute(

@@ -385,11 +385,11 @@ class SandboxActor:
         self._note("stopped", cause=cause, by=by)
         await self._let_go()
 
-    async def info(self) -> SandboxInfo:
+    async def info(self, use: Use | None = None) -> SandboxInfo:
         record, change = self._record(), self._history.last_change
         return SandboxInfo(
             id=self.name,
-            state=self._state(),
+            state=self.state,
             since=change.time if change else record.created_at,
             cause=change.cause if change else "",
             created_at=record.created_at,
@@ -402,26 +402,33 @@ class SandboxActor:
             sleep_after=record.upkeep.sleep_after,
             keep_alive=record.upkeep.keep_alive,
             stop_after=record.upkeep.stop_after,
-            use=await self._use(),
+            use=use,
         )
 
-    def _state(self) -> SandboxState:
+    async def info_with_use(self) -> SandboxInfo:
+        self._record()  # it may not be there
+        return await self.info(await self._use())
+
+    @property
+    def state(self) -> SandboxState:
         if self._live is None:
             return SandboxState.STOPPED
         return SandboxState.FROZEN if self._is_frozen else SandboxState.RUNNING
 
     async def _use(self) -> Use | None:
-        if self._live is None:
+        live = self._live
+        if live is None:
             return None
         with suppress(FileNotFoundError):  # it ends just now
-            usage = await self._machine.engine.usage(self._live)
-            return Use(
+            usage = await self._machine.engine.usage(live)
+            use = Use(
                 cpu_seconds=usage.cpu_seconds,
                 memory=usage.memory,
                 processes=usage.processes,
                 oom_kills=usage.oom_kills,
-                disk=self._machine.disk_use(self.name),
+                disk=await asyncio.to_thread(self._machine.disk_use, self.name),
             )
+            return use if live is self._live else None  # its control group may be another's by now
         return None
 
     async def set_labels(self, labels: dict[str, str], by: Caller) -> None:
