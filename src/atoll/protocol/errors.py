@@ -44,6 +44,7 @@ class ErrorCode(StrEnum):
     DIRECTORY_NOT_EMPTY = "DIRECTORY_NOT_EMPTY"
     NOT_A_FILE = "NOT_A_FILE"
     FILE_TOO_LARGE = "FILE_TOO_LARGE"
+    DOWNLOAD_TOO_LARGE = "DOWNLOAD_TOO_LARGE"
     NAME_TOO_LONG = "NAME_TOO_LONG"
     TOO_MANY_LINKS = "TOO_MANY_LINKS"
     READ_ONLY = "READ_ONLY"
@@ -120,6 +121,7 @@ _ERRNO = {
     ErrorCode.DIRECTORY_NOT_EMPTY: errno.ENOTEMPTY,
     ErrorCode.NOT_A_FILE: errno.EINVAL,
     ErrorCode.FILE_TOO_LARGE: errno.EFBIG,
+    ErrorCode.DOWNLOAD_TOO_LARGE: errno.EFBIG,
     ErrorCode.NAME_TOO_LONG: errno.ENAMETOOLONG,
     ErrorCode.TOO_MANY_LINKS: errno.ELOOP,
     ErrorCode.READ_ONLY: errno.EROFS,
@@ -322,6 +324,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.DIRECTORY_NOT_EMPTY: FileProblemError,
     ErrorCode.NOT_A_FILE: FileProblemError,
     ErrorCode.FILE_TOO_LARGE: FileProblemError,
+    ErrorCode.DOWNLOAD_TOO_LARGE: FileProblemError,
     ErrorCode.NAME_TOO_LONG: FileProblemError,
     ErrorCode.TOO_MANY_LINKS: FileProblemError,
     ErrorCode.READ_ONLY: FileProblemError,
