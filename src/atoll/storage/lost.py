@@ -15,6 +15,8 @@ from atoll.storage import attributes
 
 DIRECTORY = ".lost"
 NOTE = "lost"
+NAMES = "lost"  # a file beside the disks, for those who cannot look into the pool
+SHOWN = 20
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[1-9][0-9]{0,8})?")
 
 
@@ -27,13 +29,13 @@ class LostDisks:
 
     def names(self) -> list[str]:
         try:
-            return sorted(path.name for path in self._place.iterdir() if _NAME.fullmatch(path.name))
+            return sorted(path.name for path in self._place.iterdir() if is_lost_name(path.name))
         except FileNotFoundError:
             return []
 
     def path(self, name: str) -> Path:
         """Of one that must be there."""
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or not (self._place / name).is_dir():
+        if not isinstance(name, str) or not is_lost_name(name) or not (self._place / name).is_dir():
             raise no_such_disk(name)
         return self._place / name
 
@@ -56,6 +58,10 @@ class LostDisks:
 
     def write_note(self, name: str, note: bytes) -> None:
         attributes.write(self.path(name), NOTE, note)
+
+
+def is_lost_name(name: str) -> bool:
+    return bool(_NAME.fullmatch(name))
 
 
 def no_such_disk(name: str) -> AtollError:

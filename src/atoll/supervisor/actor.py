@@ -208,6 +208,12 @@ class SandboxActor:
             self._take(live)
             self._history.begin(cause="its id was used for the first time", by=by.name)
 
+    async def take_back(self, lost: str, image: str | None, by: Caller) -> None:
+        """Make a disk that was set aside this sandbox, of which there is none."""
+        async with self._change():
+            await self._machine.take_back(lost, self.name, image)
+            self._history.begin(cause=f"the disk {lost}, which was set aside, was adopted", by=by.name)
+
     async def adopt(self) -> None:
         """Take over what an earlier server left running; what ended since is stopped."""
         if self._history.is_empty or self._history.has_ended:

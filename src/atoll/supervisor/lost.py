@@ -6,14 +6,16 @@ it counts for more than a day, however long ago the one before was.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from atoll.protocol.errors import AtollError
 from atoll.protocol.sandboxes import LostSandbox
-from atoll.storage.lost import DIRECTORY
+from atoll.storage.lost import DIRECTORY, NAMES
 from atoll.supervisor.disk_records import decode
 
 if TYPE_CHECKING:
@@ -73,6 +75,16 @@ def record_of(storage: Storage, name: str) -> SandboxRecord | None:
     storage.lost.path(name)
     kept = decode(storage.record(f"{DIRECTORY}/{name}"))
     return kept.record if kept else None
+
+
+def tell_names(storage: Storage, state: Path) -> None:
+    """To the doctor, who looks also while the disks cannot be seen."""
+    names = storage.lost.names()
+    with suppress(OSError):
+        if names:
+            (state / NAMES).write_text("\n".join(names))
+        else:
+            (state / NAMES).unlink(missing_ok=True)
 
 
 def remove_expired(storage: Storage, keep_seconds: float) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 """Everything of one state directory put together: images, disks and an engine make sandboxes.
 
-state/     lock  atoll.db  images/  pool.btrfs  disks/ID/      survives a reboot
-runtime/   agents/*.sock  nursery.log                          does not
+state/     lock  atoll.db  images/  pool.btrfs  disks/ID/  lost   survives a reboot
+runtime/   agents/*.sock  nursery.log                            does not
 
 A state directory is one machine's, from its making to its close; the next sets right what a killed one left there, as
 soon as it is entered (`async with`).
@@ -92,7 +92,7 @@ class Machine:
             undo.pop_all()
         self.findings = Findings()
         self._removing = asyncio.Lock()
-        self._keep_lost = keep_lost
+        self._state, self._keep_lost = state, keep_lost
         self._keepers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Machine:
@@ -100,6 +100,7 @@ class Machine:
         try:
             self.findings = await reconcile(self._records, self.storage, self.engine, self._ground())
             tell(self.findings)
+            lost.tell_names(self.storage, self._state)
             self._forget_images()
             self._keepers = [
                 asyncio.create_task(keep_log_short(self.database), name="keep the log short"),
@@ -146,6 +147,7 @@ class Machine:
 
     async def _look_at_lost(self) -> None:
         removed, problems = await asyncio.to_thread(lost.remove_expired, self.storage, self._keep_lost)
+        lost.tell_names(self.storage, self._state)
         for name in removed:
             logger.warning("the disk %s, which was set aside and nobody asked for, is removed", name)
         for problem in problems:
@@ -289,19 +291,25 @@ class Machine:
         """Disks that were set aside, and may be had again."""
         return lost.list_lost(self.storage)
 
-    async def take_back(self, name: str, sandbox_id: str | None = None, image: str | None = None) -> SandboxRecord:
-        """Make a lost disk a sandbox again, which is not started; under its own id if no other is given.
+    def id_of_lost(self, name: str) -> SandboxId:
+        """Of which sandbox a lost disk says it was; else what it is called by."""
+        found = lost.record_of(self.storage, name)
+        return found.id if found else parse_sandbox_id(name.partition(".")[0])
+
+    async def take_back(self, name: str, sandbox_id: SandboxId, image: str | None = None) -> SandboxRecord:
+        """Make a lost disk a sandbox again, which is not started.
 
         The disk says that it was created before it is back: a kill right after that leaves one that is restored.
         """
+        if self._records.is_taken(sandbox_id):
+            raise already_exists(sandbox_id)
         found = lost.record_of(self.storage, name)
-        new_id = parse_sandbox_id(sandbox_id or (found.id if found else name.partition(".")[0]))
-        if self._records.is_taken(new_id):
-            raise already_exists(new_id)
-        record = found or await self._record_of_unknown(new_id, image or DEFAULT_IMAGE)
-        record = msgspec.structs.replace(record, id=new_id, process=NOT_STARTED, revision=record.revision + 1)
-        self.storage.take_back(name, new_id, encode(record, Mark.CREATED, boot_id()))
+        record = found or await self._record_of_unknown(sandbox_id, image or DEFAULT_IMAGE)
+        made_at = datetime.now(UTC)  # of what it is from now on: whatever is known of one that was destroyed is not its
+        record = msgspec.structs.replace(record, id=sandbox_id, process=NOT_STARTED, created_at=made_at)
+        self.storage.take_back(name, sandbox_id, encode(record, Mark.CREATED, boot_id()))
         self._records.restore(record)
+        lost.tell_names(self.storage, self._state)
         return record
 
     async def _record_of_unknown(self, sandbox_id: SandboxId, image: str) -> SandboxRecord:
@@ -321,6 +329,7 @@ class Machine:
     async def remove_lost(self, name: str) -> None:
         """A disk that was set aside, for good."""
         await to_the_end(asyncio.to_thread(self.storage.remove_lost, name))
+        lost.tell_names(self.storage, self._state)
 
     def _replace(self, record: SandboxRecord) -> None:
         record = msgspec.structs.replace(record, revision=record.revision + 1)
