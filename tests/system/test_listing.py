@@ -58,7 +58,7 @@ def record(number: int) -> SandboxRecord:
 
 def put_on_record(state: Path, records: list[SandboxRecord]) -> None:
     with closing(open_database(state)) as database:
-        kept = Records(database, has_disks=False)
+        kept = Records(database, has_unrecorded=False)
         with database.transaction():
             for one in records:
                 kept.begin(one)
@@ -67,7 +67,7 @@ def put_on_record(state: Path, records: list[SandboxRecord]) -> None:
 
 def find_record(state: Path, sandbox: str) -> SandboxRecord:
     with closing(open_database(state)) as database:
-        found = Records(database, has_disks=False).find(SandboxId(sandbox))
+        found = Records(database, has_unrecorded=False).find(SandboxId(sandbox))
         assert found
         return found
 

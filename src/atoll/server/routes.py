@@ -26,7 +26,9 @@ from atoll.protocol.processes import ProcessCount, ProcessInfo, ProcessList
 from atoll.protocol.sandboxes import (
     MAX_SANDBOXES_PER_PAGE,
     SANDBOXES_PER_PAGE,
+    AdoptRequest,
     EventList,
+    LostList,
     SandboxEvent,
     SandboxInfo,
     SandboxList,
@@ -36,7 +38,7 @@ from atoll.protocol.sandboxes import (
     UpkeepChanges,
 )
 from atoll.protocol.terminals import TerminalInfo, TerminalList, TerminalRequest, TerminalSize
-from atoll.server import commands, files, processes, sandboxes, server_info, terminals
+from atoll.server import commands, files, lost, processes, sandboxes, server_info, terminals
 from atoll.server.relay import Relay
 
 Endpoint = Callable[[Request], Awaitable[Response]] | Relay
@@ -214,6 +216,34 @@ FILE_ROUTES = (
     ),
 )
 
+LOST_ROUTES = (
+    ApiRoute(
+        method="GET",
+        path="/v1/lost",
+        endpoint=lost.list_lost,
+        summary="Disks of no sandbox that were set aside, and why",
+        tag="lost",
+        answers={200: LostList},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/lost/{name}/adopt",
+        endpoint=lost.post_adopt,
+        summary="Make one a sandbox again; it is stopped until it is used",
+        tag="lost",
+        body=AdoptRequest,
+        answers={201: SandboxInfo},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path="/v1/lost/{name}",
+        endpoint=lost.delete_lost,
+        summary="Remove one for good",
+        tag="lost",
+        answers={204: None},
+    ),
+)
+
 ROUTES = (
     ApiRoute(
         method="GET",
@@ -223,6 +253,7 @@ ROUTES = (
         tag="server",
         answers={200: ServerInfo},
     ),
+    *LOST_ROUTES,
     ApiRoute(
         method="GET",
         path="/v1/sandboxes",
