@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.agent import commands, server
+from atoll.agent import commands, guard, server
 from atoll.agent import main as agent
 from atoll.attacks.record import Defence
 from atoll.engine.native import capabilities, launcher, mounts, nursery, syscalls
@@ -168,6 +168,10 @@ def without_agent_socket_outside() -> None:
     wrap(launcher, "hatch", hatch)
 
 
+def without_spawn_guard() -> None:
+    replace_method(guard.SpawnGuard, "arm", lambda real, self: None)
+
+
 def without_back_pressure() -> None:
     server.UNSENT_BYTES = 2**30
 
@@ -217,6 +221,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.AGENT_UNDUMPABLE: without_agent_undumpable,
     Defence.AGENT_IDS: without_agent_ids,
     Defence.AGENT_SOCKET_OUTSIDE: without_agent_socket_outside,
+    Defence.SPAWN_GUARD: without_spawn_guard,
     Defence.BACK_PRESSURE: without_back_pressure,
     Defence.OOM_ORDER: without_oom_order,
     Defence.PIDS_LIMIT: partial(without_limit, pids=4096),

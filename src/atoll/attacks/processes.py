@@ -70,6 +70,30 @@ shown = subprocess.run(["/tmp/id", "-u"], user=1000, group=1000, extra_groups=[]
 print("BREACH a user became root" if shown.stdout.strip() == "0" else "HELD", shown.stdout, shown.stderr)
 """
 
+# While PID 1 waits for an exec it collects no orphans.
+BAIT = "/tmp/bait"
+LEASE = f"""
+import fcntl, os, shutil, signal, time
+shutil.copy("/bin/true", "{BAIT}")
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
+fd = os.open("{BAIT}", os.O_RDONLY)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("READY", flush=True)
+signal.sigwait([signal.SIGIO])
+orphans, theirs = os.pipe()
+if os.fork() == 0:
+    if child := os.fork():
+        os.write(theirs, b"%d" % child)
+    os._exit(0)
+os.wait()
+orphan, waited = int(os.read(orphans, 20)), time.monotonic()
+while os.path.exists(f"/proc/{{orphan}}") and time.monotonic() < waited + 5:
+    time.sleep(0.01)
+is_there = os.path.exists(f"/proc/{{orphan}}")
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+print("BREACH the agent collects nobody" if is_there else "HELD")
+"""
+
 
 def _attack(name: str, payload: str, *defences: Defence, evidence: Evidence = Evidence.VERDICT) -> Attack:
     return Attack(name=name, family=Family.PROCESSES, defences=defences, payload=payload, evidence=evidence)
@@ -90,4 +114,11 @@ ATTACKS = (
     _attack("descriptors-of-the-agent", DESCRIPTORS, Defence.AGENT_UNDUMPABLE, Defence.AGENT_IDS),
     _attack("limits-of-the-agent", LIMITS, Defence.AGENT_IDS),
     _attack("set-user-id-program", SET_USER_ID, Defence.NO_NEW_PRIVILEGES),
+    Attack(
+        name="write-lease-on-a-program",
+        family=Family.PROCESSES,
+        defences=(Defence.SPAWN_GUARD,),
+        payload=LEASE,
+        bait=BAIT,
+    ),
 )

@@ -48,6 +48,7 @@ class Defence(StrEnum):
     AGENT_UNDUMPABLE = "agent-undumpable"
     AGENT_IDS = "agent-ids"  # the agent's third user id is not root's
     AGENT_SOCKET_OUTSIDE = "agent-socket-outside"
+    SPAWN_GUARD = "spawn-guard"  # the agent waits for no exec that somebody holds up
     BACK_PRESSURE = "back-pressure"
     OOM_ORDER = "oom-order"  # commands are killed before the agent
     PIDS_LIMIT = "pids-limit"
@@ -68,6 +69,7 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True):
 
     A `witness` runs in the same sandbox, beside a payload that cannot speak for itself, and gives the verdict.
     A `victim` runs in a neighbour: it says READY, and ends with its standard input.
+    A `bait` is a program that the host runs in the sandbox when the payload has said READY.
     """
 
     name: str
@@ -77,4 +79,5 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Evidence = Evidence.VERDICT
     witness: str | None = None
     victim: str | None = None
+    bait: str | None = None
     limits: Limits = Limits()
