@@ -147,7 +147,12 @@ def without_agent_undumpable() -> None:
 
 
 def without_agent_ids() -> None:
-    launcher._NOBODY = 0
+    launcher._OF_NO_ACCOUNT = 0
+
+
+def without_agent_id_unused() -> None:
+    """It is that of `nobody`."""
+    launcher._OF_NO_ACCOUNT = 65_534
 
 
 def without_agent_socket_outside() -> None:
@@ -220,6 +225,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.OWN_DEV: without_own_dev,
     Defence.AGENT_UNDUMPABLE: without_agent_undumpable,
     Defence.AGENT_IDS: without_agent_ids,
+    Defence.AGENT_ID_UNUSED: without_agent_id_unused,
     Defence.AGENT_SOCKET_OUTSIDE: without_agent_socket_outside,
     Defence.SPAWN_GUARD: without_spawn_guard,
     Defence.BACK_PRESSURE: without_back_pressure,

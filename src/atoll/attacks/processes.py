@@ -70,6 +70,27 @@ shown = subprocess.run(["/tmp/id", "-u"], user=1000, group=1000, extra_groups=[]
 print("BREACH a user became root" if shown.stdout.strip() == "0" else "HELD", shown.stdout, shown.stderr)
 """
 
+# Who may signal PID 1 may signal its forks, and end those that work on files. Every account that there is, but root's.
+SIGNAL_AS_ANYBODY = """
+import os, pwd, signal
+allowed = []
+for account in pwd.getpwall():
+    if account.pw_uid == 0:
+        continue
+    if (child := os.fork()) == 0:
+        os.setgroups([])
+        os.setresgid(*[account.pw_gid] * 3)
+        os.setresuid(*[account.pw_uid] * 3)
+        try:
+            os.kill(1, 0)
+        except PermissionError:
+            os._exit(0)
+        os._exit(1)
+    if os.waitpid(child, 0)[1]:
+        allowed.append(account.pw_name)
+print("BREACH" if allowed else "HELD", *allowed)
+"""
+
 # While PID 1 waits for an exec it collects no orphans.
 BAIT = "/tmp/bait"
 LEASE = f"""
@@ -113,6 +134,7 @@ ATTACKS = (
     ),
     _attack("descriptors-of-the-agent", DESCRIPTORS, Defence.AGENT_UNDUMPABLE, Defence.AGENT_IDS),
     _attack("limits-of-the-agent", LIMITS, Defence.AGENT_IDS),
+    _attack("signal-the-agent-as-anybody", SIGNAL_AS_ANYBODY, Defence.AGENT_ID_UNUSED),
     _attack("set-user-id-program", SET_USER_ID, Defence.NO_NEW_PRIVILEGES),
     Attack(
         name="write-lease-on-a-program",

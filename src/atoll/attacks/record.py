@@ -47,6 +47,7 @@ class Defence(StrEnum):
     OWN_DEV = "own-dev"  # a /dev for each
     AGENT_UNDUMPABLE = "agent-undumpable"
     AGENT_IDS = "agent-ids"  # the agent's third user id is not root's
+    AGENT_ID_UNUSED = "agent-id-unused"  # nor any account's
     AGENT_SOCKET_OUTSIDE = "agent-socket-outside"
     SPAWN_GUARD = "spawn-guard"  # the agent waits for no exec that somebody holds up
     BACK_PRESSURE = "back-pressure"
