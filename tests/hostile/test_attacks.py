@@ -99,7 +99,12 @@ def python(script: str, *, stdin: bool = False) -> Exec:
 async def launched(attack: Attack, box: Box) -> AsyncIterator[str]:
     """The verdict on an attack, which then goes on for as long as the block lasts."""
     async with box.link.operation(python(attack.payload)) as connection:
-        if attack.witness:
+        if attack.bait:
+            await hear(connection, READY)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(box.run(attack.bait))
+                yield await hear(connection, BREACH, HELD)
+        elif attack.witness:
             yield (await box.run(*python(attack.witness).argv)).stdout.decode()
         else:
             yield await hear(connection, BREACH, HELD)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.agent import commands, server
+from atoll.agent import commands, guard, server
 from atoll.agent import main as agent
 from atoll.agent.command_group import CommandGroup
 from atoll.attacks.record import Defence
@@ -148,7 +148,12 @@ def without_agent_undumpable() -> None:
 
 
 def without_agent_ids() -> None:
-    launcher._NOBODY = 0
+    launcher._OF_NO_ACCOUNT = 0
+
+
+def without_agent_id_unused() -> None:
+    """It is that of `nobody`."""
+    launcher._OF_NO_ACCOUNT = 65_534
 
 
 def without_agent_socket_outside() -> None:
@@ -167,6 +172,10 @@ def without_agent_socket_outside() -> None:
 
     wrap(mounts, "enter_root", enter_root)
     wrap(launcher, "hatch", hatch)
+
+
+def without_spawn_guard() -> None:
+    replace_method(guard.SpawnGuard, "arm", lambda real, self: None)
 
 
 def without_back_pressure() -> None:
@@ -228,7 +237,9 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.OWN_DEV: without_own_dev,
     Defence.AGENT_UNDUMPABLE: without_agent_undumpable,
     Defence.AGENT_IDS: without_agent_ids,
+    Defence.AGENT_ID_UNUSED: without_agent_id_unused,
     Defence.AGENT_SOCKET_OUTSIDE: without_agent_socket_outside,
+    Defence.SPAWN_GUARD: without_spawn_guard,
     Defence.BACK_PRESSURE: without_back_pressure,
     Defence.OOM_ORDER: without_oom_order,
     Defence.COMMANDS_GROUP: without_commands_group,

@@ -68,7 +68,7 @@ MAX_LAYERS = 128
 _LISTENER, _CHANNEL, _RANGE, _COMMANDS = 3, 4, 5, 6  # where the child keeps its descriptors; of the last there are more
 _KEPT = 3 + COMMAND_DESCRIPTORS
 
-_NOBODY = 65_534
+_OF_NO_ACCOUNT = 65_535  # no system gives it to anybody: in 16 bits it was "no id"
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _INTERFACE_REQUEST = struct.Struct("16sH22x")
 
@@ -274,9 +274,9 @@ class Child:
         self._steps.at("become root inside")
         os.setgroups([])
         # The third id is another one, which no command inherits: root inside may change the resource limits only of
-        # a process whose three ids are all its own, and so not PID 1's.
-        os.setresgid(0, 0, _NOBODY)
-        os.setresuid(0, 0, _NOBODY)
+        # a process whose three ids are all its own, and so not PID 1's. Whoever had that id could signal PID 1's forks.
+        os.setresgid(0, 0, _OF_NO_ACCOUNT)
+        os.setresuid(0, 0, _OF_NO_ACCOUNT)
         self._steps.at("enter the cgroup namespace")
         syscalls.unshare(Namespace.CGROUP)
         os.setsid()
