@@ -183,7 +183,7 @@ def without_back_pressure() -> None:
 
 
 def without_oom_order() -> None:
-    commands.MOST_OOM_SCORE = int(commands.OOM_SCORE_OF_AGENT)
+    commands.MOST_OOM_SCORE = launcher.OOM_SCORE
 
 
 def without_commands_group() -> None:

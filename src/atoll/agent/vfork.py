@@ -18,8 +18,9 @@ import ctypes
 import mmap
 import os
 import signal
+import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from atoll.agent.command_group import group
 from atoll.agent.descriptors import limit
@@ -64,10 +65,9 @@ CODE = (  # x86-64, as the test of it assembles it again. Called with the list's
     ("syscall", "0f05"),
 )
 
-_WORDS = 8  # of a call in the list: its number, five arguments, whether it must not fail, and in the first the outcome
-_ROW = _WORDS * ctypes.sizeof(ctypes.c_long)
-_MUST = 6
-_OUTCOME = 7
+# A call in the list: its number, five arguments, whether it must not fail, and in the first what became of it.
+_ENTRY, _NONE = struct.Struct("8q"), (0,) * 5
+_OUTCOME = 56
 _WRITE, _OPEN, _CLOSE, _SIGACTION, _SIGMASK, _DUP2, _CLONE, _EXECVE, _FCNTL, _SETSID = (
     1,
     2,
@@ -81,7 +81,7 @@ _WRITE, _OPEN, _CLOSE, _SIGACTION, _SIGMASK, _DUP2, _CLONE, _EXECVE, _FCNTL, _SE
     112,
 )
 _CLONE_VM, _CLONE_VFORK, _SETFD = 0x100, 0x4000, 2
-_MOST_CALLS = 96
+_MOST_CALLS = 16  # of those that differ from process to process
 _SIGNAL_SET = 8  # bytes
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 _libc = ctypes.CDLL(None)
@@ -89,35 +89,28 @@ _libc = ctypes.CDLL(None)
 Vector = ctypes.Array[ctypes.c_char_p]
 
 
-class Call(NamedTuple):
-    """A system call, and whether the process may do without it."""
-
-    number: int
-    arguments: tuple[int, ...]
-    must: bool = True
-
-
 def make_vector(words: Sequence[str]) -> Vector:
     """Arguments, or "name=value" each, as the kernel takes them."""
     return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
+
+
+def _call(number: int, *arguments: int, must: bool = True) -> bytes:
+    """An entry of the list."""
+    return _ENTRY.pack(number, *arguments, *_NONE[len(arguments) :], must, 0)
 
 
 class DescriptorActions:
     """What a new process does with its descriptors, in this order."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls = b""
 
     def copy(self, fd: int, target: int) -> None:
-        if fd == target:
-            self.calls.append(Call(_FCNTL, (fd, _SETFD, 0)))
-        else:
-            self.calls.append(Call(_DUP2, (fd, target)))
+        self.calls += _call(_FCNTL, fd, _SETFD, 0) if fd == target else _call(_DUP2, fd, target)
 
     def open_null(self, target: int, flags: int) -> None:
         """All below `target` must be open: the kernel gives the lowest number that is free."""
-        self.calls.append(Call(_CLOSE, (target,), must=False))
-        self.calls.append(Call(_OPEN, (_address(_NULL), flags)))
+        self.calls += _call(_CLOSE, target, must=False) + _call(_OPEN, ctypes.addressof(_NULL), flags)
 
 
 @lru_cache(maxsize=256)  # one command after another gets the same numbers
@@ -135,12 +128,11 @@ def descriptor_actions(stdin: int | None, stdout: int, stderr: int) -> Descripto
 
 def vfork_exec(path: str, argv: Sequence[str], env: Vector, actions: DescriptorActions) -> int:
     """The pid of a new process among the commands, in its own session, its signals at their defaults."""
-    program, words = ctypes.c_char_p(os.fsencode(path)), make_vector(argv)
-    calls = [Call(_WRITE, (fd, _address(_OURSELVES), 1)) for fd in group.joins]
-    calls += actions.calls
-    calls.append(Call(_EXECVE, (_pointed(program), ctypes.addressof(words), ctypes.addressof(env))))
+    program, words = ctypes.create_string_buffer(os.fsencode(path)), make_vector(argv)
+    execve = _call(_EXECVE, ctypes.addressof(program), ctypes.addressof(words), ctypes.addressof(env))
+    calls = b"".join([_call(_WRITE, fd, ctypes.addressof(_OURSELVES), 1) for fd in group.joins])
     with limit:
-        pid = _maker.make(calls)
+        pid = _maker.make(calls + actions.calls + execve)
     if pid < 0:
         raise OSError(-pid, os.strerror(-pid))
     return pid
@@ -155,53 +147,37 @@ class _Maker:
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
         executable = mmap.PROT_READ | mmap.PROT_EXEC
         if _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), executable):
-            raise OSError(ctypes.get_errno(), "no memory may hold code")
+            raise MemoryError("no memory may hold code")
         self._run = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(address)
-        self._list = (ctypes.c_long * (_MOST_CALLS * _WORDS))()
-        first = [Call(_CLONE, (_CLONE_VM | _CLONE_VFORK | signal.SIGCHLD,))]
         # All of them: those that Python ignores, and those that the C library keeps for itself and would leave ignored.
         numbers = (number for number in range(1, signal.NSIG) if number not in _UNCATCHABLE)
-        first += [Call(_SIGACTION, (number, _address(_DEFAULT), 0, _SIGNAL_SET)) for number in numbers]
-        first.append(Call(_SIGMASK, (signal.SIG_SETMASK, _address(_NO_SIGNALS), 0, _SIGNAL_SET)))
-        first.append(Call(_SETSID, ()))
-        self._put(0, first)
-        self._common = len(first)
+        first = _call(_CLONE, _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD)
+        first += b"".join(_call(_SIGACTION, number, ctypes.addressof(_DEFAULT), 0, _SIGNAL_SET) for number in numbers)
+        first += _call(_SIGMASK, signal.SIG_SETMASK, ctypes.addressof(_NO_SIGNALS), 0, _SIGNAL_SET) + _call(_SETSID)
+        self._list = ctypes.create_string_buffer(first, len(first) + _MOST_CALLS * _ENTRY.size)
+        self._start = ctypes.addressof(self._list)
+        self._outcome = ctypes.c_long.from_buffer(self._list, _OUTCOME)
+        self._rest = self._start + len(first)
+        self._mask_before = ctypes.create_string_buffer(_SIGNAL_SET)
 
-    def make(self, calls: list[Call]) -> int:
+    def make(self, calls: bytes) -> int:
         """A pid, or -errno."""
-        self._put(self._common, calls)
-        self._list[_OUTCOME] = 0
-        before = ctypes.create_string_buffer(_SIGNAL_SET)
-        _set_mask(_ALL_SIGNALS, before)
+        ctypes.memmove(self._rest, calls, len(calls))
+        self._outcome.value = 0
+        _set_mask(_ALL_SIGNALS, self._mask_before)
         try:
-            pid: int = self._run(ctypes.addressof(self._list))
+            pid: int = self._run(self._start)
         finally:
-            _set_mask(before, None)
-        if pid > 0 and self._list[_OUTCOME]:
+            _set_mask(self._mask_before, None)
+        if pid > 0 and self._outcome.value:
             os.waitpid(pid, 0)
-            return self._list[_OUTCOME]
+            return self._outcome.value
         return pid
-
-    def _put(self, index: int, calls: list[Call]) -> None:
-        words: list[int] = []
-        for number, arguments, must in calls:
-            words += (number, *arguments, *(0,) * (_MUST - 1 - len(arguments)), must, 0)
-        ctypes.memmove(
-            ctypes.addressof(self._list) + index * _ROW, (ctypes.c_long * len(words))(*words), 8 * len(words)
-        )
 
 
 def _set_mask(mask: ctypes.Array[ctypes.c_char], before: ctypes.Array[ctypes.c_char] | None) -> None:
     """Straight to the kernel, since the C library keeps two signals to itself."""
-    _libc.syscall(ctypes.c_long(_SIGMASK), signal.SIG_SETMASK, mask, before, ctypes.c_size_t(_SIGNAL_SET))
-
-
-def _address(buffer: ctypes.Array[ctypes.c_char]) -> int:
-    return ctypes.addressof(buffer)
-
-
-def _pointed(text: ctypes.c_char_p) -> int:
-    return ctypes.cast(text, ctypes.c_void_p).value or 0
+    _libc.syscall(_SIGMASK, signal.SIG_SETMASK, mask, before, _SIGNAL_SET)
 
 
 _NULL = ctypes.create_string_buffer(b"/dev/null")

@@ -120,8 +120,8 @@ except OSError as cause:
 """
 
 SMALL_HOGS_OF_EQUAL_RANK = f"""
-with open("/proc/self/oom_score_adj", "w") as score:
-    score.write("0")
+with open("/proc/1/oom_score_adj") as agents, open("/proc/self/oom_score_adj", "w") as score:
+    score.write(agents.read())
 {SMALL_HOGS}
 """
 

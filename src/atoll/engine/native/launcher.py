@@ -62,6 +62,7 @@ NAMESPACES = (
 READY = b"ready"
 PROCESS_NAME = b"atoll-agent"
 SOCKETS = "/agents"
+OOM_SCORE = 100  # of every agent, above whoever makes sandboxes; with CAP_SYS_RESOURCE written, also the least inside
 MAX_ORDER = 1 << 18
 MAX_LAYERS = 128
 
@@ -191,6 +192,7 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     steps.at("write the id maps")
     for name in ("uid_map", "gid_map"):
         _write(f"/proc/{pid}/{name}", f"0 {uid_base} {RANGE_SIZE}")
+    _write(f"/proc/{pid}/oom_score_adj", str(OOM_SCORE))
     userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     undo.callback(os.close, userns)
 
