@@ -7,37 +7,29 @@ else, and those of `copies` all name one sandbox that runs, so that each costs a
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
+import gc
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median, quantiles
 
 import msgspec
 import pytest
 
-from atoll.client.sandbox import AsyncSandbox
 from atoll.engine.base import ProcessIdentity
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
+from atoll.protocol.sandboxes import MAX_SANDBOXES_PER_PAGE, SandboxQuery
 from atoll.store.database import open_database
+from atoll.store.timeline import Timeline
+from atoll.supervisor.machine import Machine
 from atoll.supervisor.records import Records, SandboxRecord, Upkeep
+from atoll.supervisor.roster import Roster
+from tests.conftest import Box
 from tests.system.serving import RunningServer
 
 STOPPED, COPIES = 700, 300
-TURNS, COMMANDS = 12, 10
-LIST_FOR_EVER = """
-import sys
-from atoll import list_sandboxes
-while True:
-    found = list_sandboxes(url=sys.argv[1])
-    print(len(found), flush=True)
-"""
 
 
 def record(number: int) -> SandboxRecord:
@@ -63,18 +55,6 @@ def put_on_record(state: Path, records: list[SandboxRecord]) -> None:
             for one in records:
                 kept.begin(one)
                 kept.commit(one.id)
-
-
-def find_record(state: Path, sandbox: str) -> SandboxRecord:
-    with closing(open_database(state)) as database:
-        found = Records(database, has_unrecorded=False).find(SandboxId(sandbox))
-        assert found
-        return found
-
-
-def forget(state: Path, pattern: str) -> None:
-    with closing(open_database(state)) as database:
-        database.execute("DELETE FROM sandboxes WHERE id GLOB ?", (pattern,))
 
 
 @pytest.fixture(scope="module")
@@ -140,59 +120,43 @@ async def test_what_they_use_is_told_when_asked_for(server: RunningServer) -> No
 
 
 @asynccontextmanager
-async def many(server: RunningServer) -> AsyncIterator[None]:
+async def many(machine: Machine, box: Box) -> AsyncIterator[Roster]:
     """STOPPED that have ended, and COPIES of one that runs, each looked at as if it were itself."""
-    await server.sandbox("original").exec("true")
-    await server.end()
-    original = find_record(server.state, "original")
+    original = machine.record(box.live.id)
     copies = [msgspec.structs.replace(original, id=SandboxId(f"copy-{number:04}")) for number in range(COPIES)]
-    put_on_record(server.state, [*copies, *map(record, range(STOPPED))])
-    await server.start()
+    all_of_them = [*copies, *map(record, range(STOPPED))]
+    timeline = Timeline(machine.database)
     try:
-        yield
+        for one in all_of_them:
+            machine._records.begin(one)
+            machine._records.commit(one.id)
+        async with Roster(machine, timeline) as roster:
+            yield roster
     finally:
-        await server.end()
-        forget(server.state, "copy-*")
-        forget(server.state, "stopped-*")
-        await server.start()
+        for one in all_of_them:
+            machine._records.forget(one.id)
+        timeline.retire_all_but(machine.is_on_record)
 
 
-async def exec_seconds(sandbox: AsyncSandbox) -> list[float]:
-    """How long commands of one client take."""
-    taken = []
-    for _ in range(COMMANDS):
-        begin = time.perf_counter()
-        await sandbox.exec(["true"])
-        taken.append(time.perf_counter() - begin)
-    return taken
+async def turns_of(work: Awaitable[object]) -> list[float]:
+    """How much of the processor each turn of the loop took until `work` was done; nobody else had it."""
+    task, turns = asyncio.ensure_future(work), []
+    gc.disable()  # it looks at everything that the tests before have left
+    try:
+        while not task.done():
+            begin = time.thread_time()
+            await asyncio.sleep(0)
+            turns.append(time.thread_time() - begin)
+    finally:
+        gc.enable()
+    await task
+    return turns
 
 
-@asynccontextmanager
-async def listing(server: RunningServer) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A client, a process of its own, that lists all there are again and again."""
-    with subprocess.Popen([sys.executable, "-c", LIST_FOR_EVER, server.unix_url], stdout=subprocess.PIPE) as client:
-        try:
-            os.setpriority(os.PRIO_PROCESS, client.pid, 19)  # as if it were on a machine of its own
-            assert client.stdout
-            assert int(await asyncio.to_thread(client.stdout.readline)) == STOPPED + COPIES + 2
-            yield client
-        finally:
-            client.kill()
-
-
-@pytest.mark.alone
-async def test_whoever_lists_a_thousand_in_a_loop_slows_nobody_down(own_server: RunningServer) -> None:
-    """In turns, as a machine has better and worse moments."""
-    alone: list[float] = []
-    beside: list[float] = []
-    async with many(own_server), own_server.sandbox("neighbour") as neighbour:
-        await exec_seconds(neighbour)
-        async with listing(own_server) as client:
-            for _ in range(TURNS):
-                client.send_signal(signal.SIGSTOP)
-                alone += await exec_seconds(neighbour)
-                client.send_signal(signal.SIGCONT)
-                beside += await exec_seconds(neighbour)
-    assert median(beside) < 2 * median(alone)
-    # One of ten commands comes at a bad moment: that is a part of a page, not the whole list.
-    assert quantiles(beside, n=10)[-1] < 3 * quantiles(alone, n=10)[-1]
+@pytest.mark.parametrize("with_use", [False, True])
+async def test_a_list_of_a_thousand_is_made_in_many_turns(machine: Machine, host_box: Box, with_use: bool) -> None:
+    async with many(machine, host_box) as roster:
+        query = SandboxQuery(limit=MAX_SANDBOXES_PER_PAGE)
+        assert len((await roster.list(query)).sandboxes) == MAX_SANDBOXES_PER_PAGE
+        turns = await turns_of(roster.list(query, with_use=with_use))
+    assert max(turns) < sum(turns) / 8  # one in forty, and a slow one is not that slow
