@@ -19,13 +19,13 @@ from atoll.cli.live_command import STDIN, STDOUT, write_all
 from atoll.cli.options import complete_id, existing_sandbox, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import print_document
-from atoll.cli.text import printable
 from atoll.client_sync.sandbox import Sandbox, get_sandbox
 from atoll.protocol.errors import AtollError
 from atoll.protocol.file_bodies import to_shown
 from atoll.protocol.files import LeftOutWarning
 from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.limits import parse_bounds
+from atoll.protocol.printable import printable
 from atoll.protocol.transfer_bounds import MAX_DEPTH, MAX_ENTRIES, Bounds
 
 STREAM = "-"

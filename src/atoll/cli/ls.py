@@ -11,9 +11,10 @@ from rich.text import Text
 from atoll.cli.options import parse_pair, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import STATE_STYLES, make_table, print_document, show
-from atoll.cli.text import pairs, printable, size, span
+from atoll.cli.text import pairs, size, span
 from atoll.client_sync.lost import list_lost_sandboxes
 from atoll.client_sync.sandbox import list_sandboxes
+from atoll.protocol.printable import printable
 from atoll.protocol.sandboxes import LostList, LostSandbox, SandboxInfo, SandboxList, SandboxState, Use
 
 NONE_AT_ALL = "No sandboxes. `atoll exec ID CMD` makes one."
@@ -88,7 +89,7 @@ def to_table(sandboxes: list[SandboxInfo], now: datetime, *, with_use: bool) -> 
     table = make_table("id", "state", "image", "age", *(("cpu", "memory", "disk") if with_use else ()), "labels")
     for sandbox in sandboxes:
         table.add_row(
-            Text(sandbox.id, "bold"),
+            Text(printable(sandbox.id), "bold"),
             Text(sandbox.state.value, STATE_STYLES[sandbox.state]),
             printable(sandbox.image),
             span(now - sandbox.created_at),

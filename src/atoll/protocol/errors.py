@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 import msgspec
 
 from atoll.protocol.names import name_in
+from atoll.protocol.printable import printable, printable_lines
 
 Context = dict[str, str | int | float | bool | None]
 
@@ -153,8 +154,12 @@ class AtollError(Exception):
         _fill_in(self)
 
     def __str__(self) -> str:
-        text = f"{self.message} [{self.code}]"
-        return f"{text}\n  {self.remedy}" if self.remedy else text
+        """For people: what others chose, such as a file's name, cannot do anything to where it is shown."""
+        text = f"{printable(self.message)} [{self.code}]"
+        return f"{text}\n  {printable_lines(self.remedy)}" if self.remedy else text
+
+    def __repr__(self) -> str:
+        return printable(super().__repr__())
 
     def __reduce__(self) -> tuple[object, ...]:
         return (from_body, (self.to_body(),))
