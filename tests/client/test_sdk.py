@@ -408,6 +408,35 @@ SILENT = {
 }
 
 
+async def test_a_byte_now_and_then_gives_an_agent_no_more_time(half: Half, stub: ContractServer) -> None:
+    def agent(conversation: Conversation) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                conversation.stdout(b"x")
+                time.sleep(0.02)
+
+    stub.on_call = agent
+    sandbox = sandbox_of(half, stub)
+    half.server.find_server(stub.url).answer_grace = 0.2
+    with pytest.raises(TimeoutError, match="AGENT_TIMEOUT"):
+        await half.run(sandbox.exec, "x", timeout=0.1)
+    with pytest.raises(TimeoutError, match="AGENT_TIMEOUT"):
+        await collect(half, sandbox.exec_stream("x", timeout=0.1))
+
+
+@pytest.mark.parametrize("done", [{"exit_code": 2**63, "duration": 1.0}, {"exit_code": 0, "duration": float("nan")}])
+async def test_a_result_that_cannot_be_is_not_believed(
+    half: Half, stub: ContractServer, done: dict[str, object]
+) -> None:
+    def agent(conversation: Conversation) -> None:
+        conversation.send(FrameKind.DONE, encode_message(done))
+        conversation.end()
+
+    stub.on_call = agent
+    with pytest.raises(AtollError, match="AGENT_MISBEHAVED"):
+        await half.run(sandbox_of(half, stub).exec, "x")
+
+
 @pytest.mark.parametrize("before", SILENT.values(), ids=SILENT.keys())
 async def test_an_agent_that_stands_still_is_given_up(half: Half, stub: ContractServer, before: Any) -> None:
     def agent(conversation: Conversation) -> None:

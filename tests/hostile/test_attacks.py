@@ -17,7 +17,7 @@ from atoll.attacks.record import BREACH, HELD, READY, Attack, Defence, Evidence,
 from atoll.protocol.errors import AgentLostError
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import Exec
-from atoll.supervisor.agent_link import AgentConnection
+from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.hostile.conftest import WeakenedMachines, sandbox

@@ -26,7 +26,8 @@ from atoll.protocol.files import FileChange, FileType
 from atoll.protocol.frames import Frame, FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.limits import Limits
 from atoll.protocol.messages import CreateSession, Exec, Ping, encode_message
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.system.file_calls import FileCalls

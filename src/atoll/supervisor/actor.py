@@ -35,8 +35,9 @@ from atoll.protocol.sandboxes import (
     check_labels,
 )
 from atoll.store.moments import since_boot
+from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.history import History
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
@@ -147,6 +148,11 @@ class SandboxActor:
 
         async with self.use(by), AsyncExitStack() as stack:
             yield await self.do(by, begin)
+
+    async def rest(self) -> None:
+        """Let other sandboxes have their turn, if this one has had its own: for who takes long with what it said."""
+        if self._link and self._link.turns.is_over:
+            await self._link.turns.next()
 
     async def had_ended(self, link: AgentLink, problem: AgentLostError) -> bool:
         """Whether `problem` is that the sandbox ended by itself before its agent took anything."""
