@@ -21,11 +21,13 @@ from atoll.archives.tar import END, Entry, EntryType, encode_entry
 from atoll.archives.unpacking import ON_HOST, Unpacker
 from atoll.protocol import files
 from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.file_maps import FileMap
 from atoll.protocol.files import FileChange, FileType
 from atoll.protocol.frames import Frame, FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.limits import Limits
 from atoll.protocol.messages import CreateSession, Exec, Ping, encode_message
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.system.file_calls import FileCalls
@@ -901,3 +903,29 @@ async def test_a_call_larger_than_a_packet_is_taken(calls: FileCalls, box: Box) 
     async with watching(calls, b"/tmp", exclude=[b"x" * 1000] * 900) as watch:
         await box.text("touch /tmp/seen")
         assert await watch.next() == ("create", "/tmp/seen", None)
+
+
+@pytest.mark.parametrize(
+    ("file_map", "content"),
+    [
+        (FileMap(size=10, places=[(5, 6)]), b"123456"),
+        (FileMap(size=10, places=[(5, 2)]), b"123"),
+        (FileMap(size=10, places=[(5, 2)]), b"1"),
+        (FileMap(size=-10, places=[]), b""),
+    ],
+    ids=["beyond the end", "too much", "too little", "of no size"],
+)
+async def test_a_map_that_does_not_fit_is_told_and_leaves_what_was_there(
+    calls: FileCalls, file_map: FileMap, content: bytes
+) -> None:
+    await calls.write(b"/tmp/mapped", b"before")
+    with pytest.raises(AtollError) as caught:
+        await calls.write(b"/tmp/mapped", content, map=file_map)
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert await calls.read(b"/tmp/mapped") == b"before"
+
+
+async def test_what_keeps_nothing_has_no_holes(calls: FileCalls) -> None:
+    with pytest.raises(OSError, match="device") as caught:
+        await calls.write(b"/dev/null", b"x", map=FileMap(size=10, places=[(5, 1)]))
+    assert isinstance(caught.value, AtollError) and caught.value.code is ErrorCode.NOT_A_FILE

@@ -271,16 +271,23 @@ def test_json_of_a_command_is_its_result(cli: Cli) -> None:
 
 def test_ls_shows_those_that_fit(cli: Cli) -> None:
     assert cli("ls").stderr.startswith(b"No sandboxes.")
-    assert cli.document("ls") == {"sandboxes": []}
+    assert cli.document("ls") == {"sandboxes": [], "next": None}
     sandbox(cli, "one", labels={"team": "red", "who": "\x1b[31mme"})
     sandbox(cli, "two")
     head, *rows = cli("ls").stdout.decode().splitlines()
-    assert head.split() == ["ID", "STATE", "IMAGE", "AGE", "MEMORY", "LABELS"]
+    assert head.split() == ["ID", "STATE", "IMAGE", "AGE", "LABELS"]
     assert [row.split()[:3] for row in rows] == [["one", "running", "host"], ["two", "running", "host"]]
     assert rows[0].endswith(r"team=red, who=\x1b[31mme")
     assert [row["id"] for row in cli.document("ls", "--label", "team=red")["sandboxes"]] == ["one"]
     assert cli("ls", "--label", "team=blue").stdout == b""
-    assert cli.document("ls", "--state", "stopped") == {"sandboxes": []}
+    assert cli.document("ls", "--state", "stopped") == {"sandboxes": [], "next": None}
+    head, row = cli("ls", "--usage", "--after", "one").stdout.decode().splitlines()
+    assert head.split() == ["ID", "STATE", "IMAGE", "AGE", "CPU", "MEMORY", "DISK", "LABELS"]
+    assert row.startswith("two ") and row.count("B") == 2  # of memory and of disk
+    first = cli("ls", "--limit", "1")
+    assert len(first.stdout.splitlines()) == 2 and first.stderr == b"There are more: --after one goes on.\n"
+    assert cli.document("ls", "--limit", "1")["next"] == "one"
+    assert cli("ls", "--limit", "2").stderr == b""
 
 
 def test_inspect_shows_one_and_makes_none(cli: Cli) -> None:

@@ -135,7 +135,7 @@ ATTACKS = (
     _attack("descriptors-of-the-agent", DESCRIPTORS, Defence.AGENT_UNDUMPABLE, Defence.AGENT_IDS),
     _attack("limits-of-the-agent", LIMITS, Defence.AGENT_IDS),
     _attack("signal-the-agent-as-anybody", SIGNAL_AS_ANYBODY, Defence.AGENT_ID_UNUSED),
-    _attack("set-user-id-program", SET_USER_ID, Defence.NO_NEW_PRIVILEGES),
+    _attack("set-user-id-program", SET_USER_ID, Defence.NO_NEW_PRIVILEGES, Defence.NO_SET_USER_ID),
     Attack(
         name="write-lease-on-a-program",
         family=Family.PROCESSES,

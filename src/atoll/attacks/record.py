@@ -33,6 +33,7 @@ class Defence(StrEnum):
     FILTER = "filter"  # seccomp
     CAPABILITIES = "capabilities"
     NO_NEW_PRIVILEGES = "no-new-privileges"
+    NO_SET_USER_ID = "no-set-user-id"  # nosuid
     USER_NAMESPACE = "user-namespace"
     PID_NAMESPACE = "pid-namespace"
     NETWORK_NAMESPACE = "network-namespace"
@@ -52,8 +53,10 @@ class Defence(StrEnum):
     SPAWN_GUARD = "spawn-guard"  # the agent waits for no exec that somebody holds up
     BACK_PRESSURE = "back-pressure"
     OOM_ORDER = "oom-order"  # commands are killed before the agent
+    COMMANDS_GROUP = "commands-group"  # the memory that commands fill is not the agent's
     PIDS_LIMIT = "pids-limit"
     MEMORY_LIMIT = "memory-limit"
+    SOCKET_LIMIT = "socket-limit"  # what waits in sockets is memory too
     CPU_LIMIT = "cpu-limit"
     DISK_QUOTA = "disk-quota"
 

@@ -23,6 +23,7 @@ import msgspec
 
 from atoll.cli.options import parse_pair
 from atoll.cli.problems import print_to_stderr, tell
+from atoll.cli.tables import print_document
 from atoll.client_sync.commands import Command, Commands
 from atoll.protocol.commands import ExecResultBody
 from atoll.protocol.errors import AtollError, ErrorCode
@@ -116,7 +117,7 @@ def run_command(commands: Commands, command: Command, how: How, *, as_json: bool
     with open_stdin() as stdin:
         if as_json:
             result = commands.exec(command, cwd=how.cwd, env=how.env, timeout=how.timeout, stdin=stdin)
-            click.echo(msgspec.json.format(msgspec.json.encode(to_body(result)), indent=2))
+            print_document(to_body(result))
             return result.exit_code
         return _run_live(commands, command, how, stdin)
 
