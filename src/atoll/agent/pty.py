@@ -83,6 +83,7 @@ class PtyProgram:
                 pid = os.fork()
                 if pid == 0:
                     self._become_program(slave, report)
+                runner.guard.expect_company()
         except OSError as cause:
             os.close(outcome)
             raise no_room("a terminal", cause.strerror) from cause

