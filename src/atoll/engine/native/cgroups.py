@@ -75,6 +75,10 @@ class Cgroups(Protocol):
         ...
 
     def set_limits(self, name: str, resources: Resources) -> None: ...
+    def limit_all(self, memory: int, pids: int) -> None:
+        """All sandboxes together."""
+        ...
+
     def set_cpus(self, name: str, cpus: float) -> None: ...
     def freeze(self, name: str) -> None:
         """Returns when everything stands still; thaws it again and raises TimeoutError when something will not."""
@@ -183,6 +187,10 @@ class CgroupsV1:
         self._limit_memory(f"{name}/{COMMANDS}", resources.memory)
         self._limit_sockets(f"{name}/{COMMANDS}", resources.memory)
         _write(self._roots["pids"], f"{name}/pids.max", resources.pids)
+
+    def limit_all(self, memory: int, pids: int) -> None:
+        _write(self._roots["pids"], "pids.max", pids)
+        _write(self._roots["memory"], "memory.limit_in_bytes", memory)
 
     def _limit_memory(self, name: str, memory: int) -> None:
         _write(self._roots["memory"], f"{name}/memory.limit_in_bytes", memory)
@@ -307,6 +315,10 @@ class CgroupsV2:
         with suppress(FileNotFoundError):
             _write(self._root, f"{name}/memory.swap.max", 0)
         _write(self._root, f"{name}/pids.max", resources.pids)
+
+    def limit_all(self, memory: int, pids: int) -> None:
+        _write(self._root, "pids.max", pids)
+        _write(self._root, "memory.max", memory)
 
     def set_cpus(self, name: str, cpus: float) -> None:
         _write(self._root, f"{name}/cpu.max", f"{quota(cpus)} {CPU_PERIOD_US}")
