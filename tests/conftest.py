@@ -77,8 +77,8 @@ async def machine(state: Path, busybox_root: Path, surroundings: Surroundings) -
         assert isinstance(machine.engine, NativeEngine)
         surroundings.shared.add(directory)
         surroundings.nursery = machine.engine.nursery_pid
-        assert machine._log_keeper
-        machine._log_keeper.cancel()  # it opens files, while tests count theirs
+        for keeper in machine._keepers:
+            keeper.cancel()  # they open files, while tests count theirs
         yield machine
     surroundings.shared.remove(directory)
     surroundings.nursery = None

@@ -319,7 +319,7 @@ async def test_text_reaches_the_shell_as_it_is(box: Box, text: str) -> None:
 
 
 async def test_a_command_as_the_shells_own_child_is_killed_before_the_agent(box: Box) -> None:
-    assert await said(box, "cat /proc/self/oom_score_adj; cat /proc/$$/oom_score_adj") == "500\n500"
+    assert await said(box, "cat /proc/self/oom_score_adj; cat /proc/$$/oom_score_adj") == "600\n600"
 
 
 async def test_a_cancelled_command_leaves_the_session_usable_at_once(box: Box) -> None:

@@ -49,11 +49,15 @@ class Defence(StrEnum):
     OWN_DEV = "own-dev"  # a /dev for each
     AGENT_UNDUMPABLE = "agent-undumpable"
     AGENT_IDS = "agent-ids"  # the agent's third user id is not root's
+    AGENT_ID_UNUSED = "agent-id-unused"  # nor any account's
     AGENT_SOCKET_OUTSIDE = "agent-socket-outside"
+    SPAWN_GUARD = "spawn-guard"  # the agent waits for no exec that somebody holds up
     BACK_PRESSURE = "back-pressure"
     OOM_ORDER = "oom-order"  # commands are killed before the agent
+    COMMANDS_GROUP = "commands-group"  # the memory that commands fill is not the agent's
     PIDS_LIMIT = "pids-limit"
     MEMORY_LIMIT = "memory-limit"
+    SOCKET_LIMIT = "socket-limit"  # what waits in sockets is memory too
     CPU_LIMIT = "cpu-limit"
     DISK_QUOTA = "disk-quota"
 
@@ -70,6 +74,7 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True):
 
     A `witness` runs in the same sandbox, beside a payload that cannot speak for itself, and gives the verdict.
     A `victim` runs in a neighbour: it says READY, and ends with its standard input.
+    A `bait` is a program that the host runs in the sandbox when the payload has said READY.
     """
 
     name: str
@@ -79,4 +84,5 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Evidence = Evidence.VERDICT
     witness: str | None = None
     victim: str | None = None
+    bait: str | None = None
     limits: Limits = Limits()

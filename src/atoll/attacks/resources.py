@@ -64,6 +64,46 @@ while True:
     os.wait()
 """
 
+# What the kernel has taken and nobody has read, which costs the sender no memory of its own.
+TCP_HOARD = f"""
+import socket, time
+listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+kept, held, block = [], 0, b"x" * 32768
+while held < {2 * MEMORY} and len(kept) < 100:
+    sender = socket.create_connection(listener.getsockname())
+    kept.append((sender, listener.accept()))
+    sender.setblocking(False)
+    try:
+        while held < {2 * MEMORY}:
+            held += sender.send(block)
+    except BlockingIOError:
+        pass
+print("BREACH" if held >= {2 * MEMORY} else "HELD", held, "bytes in TCP", flush=True)
+time.sleep(60)
+"""
+
+# What does not fit is dropped and nobody told, so it counts what can be read.
+UDP_HOARD = f"""
+import socket, time
+
+def held(receiver):
+    receiver.setblocking(False)
+    try:
+        return len(receiver.recv(65536)) + held(receiver)
+    except BlockingIOError:
+        return 0
+
+sender, receivers = socket.socket(type=socket.SOCK_DGRAM), []
+for _ in range({2 * MEMORY // 120_000}):
+    receivers.append(socket.socket(type=socket.SOCK_DGRAM))
+    receivers[-1].bind(("127.0.0.1", 0))
+    for _ in range(3):
+        sender.sendto(b"x" * 60000, receivers[-1].getsockname())
+total = sum(map(held, receivers))
+print("BREACH" if total >= {MEMORY} else "HELD", total, "bytes in UDP", flush=True)
+time.sleep(60)
+"""
+
 # Each is smaller than the agent, which the kernel would therefore kill first.
 SMALL_HOGS = """
 import os, time
@@ -77,6 +117,12 @@ try:
         os.wait()
 except OSError as cause:
     print("HELD", cause, flush=True)
+"""
+
+SMALL_HOGS_OF_EQUAL_RANK = f"""
+with open("/proc/1/oom_score_adj") as agents, open("/proc/self/oom_score_adj", "w") as score:
+    score.write(agents.read())
+{SMALL_HOGS}
 """
 
 CPU_HOG = f"""
@@ -242,11 +288,21 @@ def _attack(name: str, payload: str, defence: Defence, limits: Limits = SMALL) -
 ATTACKS = (
     _attack("fork-bomb", FORK_BOMB, Defence.PIDS_LIMIT, ROOMY),
     _attack("memory-hog", MEMORY_HOG, Defence.MEMORY_LIMIT),
+    _attack("memory-held-in-tcp", TCP_HOARD, Defence.SOCKET_LIMIT),
+    _attack("memory-held-in-udp", UDP_HOARD, Defence.SOCKET_LIMIT),
     Attack(
         name="a-hundred-small-memory-hogs",
         family=Family.RESOURCES,
-        defences=(Defence.OOM_ORDER,),
+        defences=(Defence.OOM_ORDER, Defence.COMMANDS_GROUP),
         payload=SMALL_HOGS,
+        evidence=Evidence.AGENT_LOST,
+        limits=CROWDED,
+    ),
+    Attack(
+        name="small-memory-hogs-that-rank-as-the-agent-does",
+        family=Family.RESOURCES,
+        defences=(Defence.COMMANDS_GROUP,),
+        payload=SMALL_HOGS_OF_EQUAL_RANK,
         evidence=Evidence.AGENT_LOST,
         limits=CROWDED,
     ),

@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 import msgspec
 
 from atoll.protocol.names import name_in
+from atoll.protocol.printable import printable, printable_lines
 
 Context = dict[str, str | int | float | bool | None]
 
@@ -44,6 +45,7 @@ class ErrorCode(StrEnum):
     DIRECTORY_NOT_EMPTY = "DIRECTORY_NOT_EMPTY"
     NOT_A_FILE = "NOT_A_FILE"
     FILE_TOO_LARGE = "FILE_TOO_LARGE"
+    DOWNLOAD_TOO_LARGE = "DOWNLOAD_TOO_LARGE"
     NAME_TOO_LONG = "NAME_TOO_LONG"
     TOO_MANY_LINKS = "TOO_MANY_LINKS"
     READ_ONLY = "READ_ONLY"
@@ -120,6 +122,7 @@ _ERRNO = {
     ErrorCode.DIRECTORY_NOT_EMPTY: errno.ENOTEMPTY,
     ErrorCode.NOT_A_FILE: errno.EINVAL,
     ErrorCode.FILE_TOO_LARGE: errno.EFBIG,
+    ErrorCode.DOWNLOAD_TOO_LARGE: errno.EFBIG,
     ErrorCode.NAME_TOO_LONG: errno.ENAMETOOLONG,
     ErrorCode.TOO_MANY_LINKS: errno.ELOOP,
     ErrorCode.READ_ONLY: errno.EROFS,
@@ -151,8 +154,12 @@ class AtollError(Exception):
         _fill_in(self)
 
     def __str__(self) -> str:
-        text = f"{self.message} [{self.code}]"
-        return f"{text}\n  {self.remedy}" if self.remedy else text
+        """For people: what others chose, such as a file's name, cannot do anything to where it is shown."""
+        text = f"{printable(self.message)} [{self.code}]"
+        return f"{text}\n  {printable_lines(self.remedy)}" if self.remedy else text
+
+    def __repr__(self) -> str:
+        return printable(super().__repr__())
 
     def __reduce__(self) -> tuple[object, ...]:
         return (from_body, (self.to_body(),))
@@ -322,6 +329,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.DIRECTORY_NOT_EMPTY: FileProblemError,
     ErrorCode.NOT_A_FILE: FileProblemError,
     ErrorCode.FILE_TOO_LARGE: FileProblemError,
+    ErrorCode.DOWNLOAD_TOO_LARGE: FileProblemError,
     ErrorCode.NAME_TOO_LONG: FileProblemError,
     ErrorCode.TOO_MANY_LINKS: FileProblemError,
     ErrorCode.READ_ONLY: FileProblemError,

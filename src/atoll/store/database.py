@@ -196,7 +196,7 @@ def unusable(path: Path, cause: Exception) -> AtollError:
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
         f"the database {path} cannot be used: {cause}",
-        remedy="Check its directory and the free space; a damaged one can be put back from a backup of the same moment "
-        "as that of the disks. What is not on record there is removed.",
+        remedy="Check its directory and the free space; a damaged one can be put back from a backup, or moved "
+        "away: then sandboxes are found by what their disks carry, and API keys and timelines begin anew.",
         path=str(path),
     )

@@ -184,7 +184,7 @@ class NativeEngine:
         return self._cgroups.is_frozen(group_name(sandbox.uid_base))
 
     async def usage(self, sandbox: LiveSandbox) -> Usage:
-        return self._cgroups.usage(group_name(sandbox.uid_base))
+        return await asyncio.to_thread(self._cgroups.usage, group_name(sandbox.uid_base))
 
     async def open_socket(self, sandbox: LiveSandbox, port: int) -> socket.socket:
         if not 0 < port < 65_536:
