@@ -139,5 +139,14 @@ async def test_a_sandbox_in_which_nothing_happens_writes_nothing(host_box: Box) 
     assert switches() == last
 
 
+async def test_a_sandbox_knows_its_limits(machine: Machine) -> None:
+    limits = Limits(cpus=0.25, memory=64 * MIB, disk=20 * MIB, pids=50)
+    live = await machine.create("modest", limits=limits)
+    async with AgentLink(live.agent_socket) as link:
+        told = await Box(live, link, "host").text('echo "$ATOLL_CPUS $ATOLL_MEMORY $ATOLL_DISK $ATOLL_PIDS"')
+    await machine.destroy(live)
+    assert told == f"0.25 {64 * MIB} {20 * MIB} 50"
+
+
 async def meminfo(box: Box, name: str) -> int:
     return int((await box.text(f"grep ^{name}: /proc/meminfo")).split()[1]) * 1024

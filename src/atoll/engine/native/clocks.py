@@ -1,6 +1,7 @@
 """Clocks of the sandbox's own: since boot, and monotonic. They begin shortly before its first process does.
 
-So neither they, nor /proc/uptime, nor the start times of processes tell since when the host is up.
+So neither they, nor /proc/uptime, nor the start times of processes tell since when the host is up. Whoever wants to
+know finds it in /proc/self/timens_offsets, which cannot be hidden.
 """
 
 from __future__ import annotations
