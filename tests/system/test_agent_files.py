@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shlex
 import subprocess
 from collections import deque
 from collections.abc import AsyncIterator
@@ -25,7 +26,8 @@ from atoll.protocol.files import FileChange, FileType
 from atoll.protocol.frames import Frame, FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.limits import Limits
 from atoll.protocol.messages import CreateSession, Exec, Ping, encode_message
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.system.file_calls import FileCalls
@@ -666,6 +668,16 @@ async def test_a_worker_killed_while_idle_is_not_missed(calls: FileCalls, box: B
     for _ in range(20):
         await calls.write(b"/tmp/file", b"next")
         await box.text(f"kill -9 $({WORKERS}) || true")  # it may have left by itself
+
+
+async def test_a_worker_is_out_of_reach_for_whoever_is_not_root(host_box: Box) -> None:
+    kill = f"kill -9 $({WORKERS}) 2>&1 | grep -c 'not permitted'"
+    async with host_box.link.operation(files.WriteFile(path=b"/tmp/file")) as connection:
+        await connection.send_frame(Frame(FrameKind.INPUT, b"x"))
+        await worker_has_written(host_box)
+        assert await host_box.text(f"setpriv --reuid=nobody --clear-groups sh -c {shlex.quote(kill)}") == "1"
+        await connection.send_frame(Frame(FrameKind.INPUT, b""))
+        assert (await connection.next_frame()).kind is FrameKind.DONE
 
 
 KILL_WORKERS = """

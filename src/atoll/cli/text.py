@@ -33,11 +33,18 @@ def span(time: timedelta) -> str:
 
 
 def local_time(moment: datetime) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return _local(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def short_time(moment: datetime) -> str:
-    return moment.astimezone().strftime("%b %d %H:%M:%S")
+    return _local(moment).strftime("%b %d %H:%M:%S")
+
+
+def _local(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone()
+    except (OverflowError, ValueError, OSError):  # at either end of the calendar a file's time may be none here
+        return moment
 
 
 def pairs(values: dict[str, str]) -> str:

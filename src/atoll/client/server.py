@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
@@ -17,8 +18,19 @@ from atoll.client.transport import Opening, Response, SilenceError, Transport, U
 from atoll.client.waiting import pause
 from atoll.protocol.calls import encode_call
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
-from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
+from atoll.protocol.frames import (
+    FRAMES,
+    QUEUEING,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    FrameKind,
+    encode_frame,
+    encode_header,
+)
 from atoll.protocol.messages import Call, Exec, ExecShell, ListSessions, decode_error
+from atoll.protocol.processes import ProcessCall, StreamProcessLog, WaitForExit, WaitForPort
+from atoll.protocol.terminals import CloseTerminal, CreateTerminal, ListTerminals, ResizeTerminal
 
 MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
@@ -125,11 +137,13 @@ class Server:
         return response
 
     def _patience_with(self, call: Call) -> float | None:
-        """For how long an agent may be silent that has this call, in seconds; None for all the time in the world."""
+        """How long an agent is waited for that has this call, in seconds; None for all the time in the world."""
         match call:
-            case Exec(timeout=float() | int() as timeout) | ExecShell(timeout=float() | int() as timeout):
-                return timeout + self.answer_grace
-            case ListSessions():
+            case Exec() | ExecShell() | StreamProcessLog() | WaitForPort() | WaitForExit():
+                return None if call.timeout is None else call.timeout + self.answer_grace
+            case (
+                ListSessions() | ProcessCall() | CreateTerminal() | ResizeTerminal() | CloseTerminal() | ListTerminals()
+            ):
                 return self.answer_grace
         return None
 
@@ -209,17 +223,20 @@ class CallInput:
         self._upload.close()
 
 
-QUEUEING = (FrameKind.WAITING, FrameKind.STARTED)  # others of the session come first, and then its turn has come
 ANSWERING = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA, FrameKind.EVENT, *QUEUEING)
 
 
 class Frames:
-    """The frames of a call's answer, DONE last. `patience` is not needed while others of the session come first."""
+    """The frames of a call's answer, DONE last.
+
+    The agent is waited for `patience` seconds in all, but for as long as it takes while others of the session come
+    first. The server sees to it that there are such.
+    """
 
     def __init__(self, server: Server, response: Response, patience: float | None) -> None:
         self._server = server
         self._response = response
-        self._patience = patience
+        self._patience = self._left = patience
         self._is_queueing = False
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
@@ -250,15 +267,22 @@ class Frames:
         return frame
 
     async def _next_chunk(self) -> bytes:
+        if self._left is None or self._is_queueing:
+            return await self._response.next_chunk(None)
+        began = time.monotonic()
         try:
-            return await self._response.next_chunk(None if self._is_queueing else self._patience)
+            chunk = await self._response.next_chunk(self._left)
         except SilenceError as cause:
-            message = f"the sandbox's agent was silent for {self._patience:g} seconds"
+            message = f"the sandbox's agent was waited for longer than {self._patience:g} seconds"
             remedy = (
                 "Something may have stopped it, or left it no cpu. Ask again; if that fails too, sleep(stop=True) ends "
                 "what runs in the sandbox and keeps its files, destroy() ends both."
             )
             raise error(ErrorCode.AGENT_TIMEOUT, message, remedy=remedy) from cause
+        waited = time.monotonic() - began
+        if waited < self._left:  # or it was we who stood still
+            self._left -= waited
+        return chunk
 
     async def result(self) -> Frame:
         """The DONE frame of a call that has no output."""

@@ -7,19 +7,22 @@ with lone surrogates where the bytes are not UTF-8. A path that is not absolute 
 from __future__ import annotations
 
 import os
-from datetime import datetime
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 
 from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.durations import Moment
 from atoll.protocol.errors import ErrorCode, error, shown
 from atoll.protocol.file_maps import FileMap
 from atoll.protocol.names import named
+from atoll.protocol.said import Count, Owner
 from atoll.protocol.transfer_bounds import Bounds
 
 MAX_PATH = 4096  # the kernel's own limit, with the NUL at the end
 MAX_MODE = 0o7777
+MAX_TOGETHER = 1000  # files or changes in a message
 
 
 class FileType(Enum):
@@ -42,11 +45,11 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     raw_path: bytes  # absolute
     type: FileType
-    size: int
-    mode: int  # permissions only
-    modified_at: datetime
-    uid: int = 0
-    gid: int = 0
+    size: Count
+    mode: Annotated[int, msgspec.Meta(ge=0, le=MAX_MODE)]  # permissions only
+    modified_at: Moment
+    uid: Owner = 0
+    gid: Owner = 0
     raw_target: bytes | None = None
 
     @property
@@ -213,15 +216,15 @@ Call = (
 
 
 class FileList(msgspec.Struct, frozen=True, kw_only=True):
-    files: list[FileInfo]
+    files: Annotated[list[FileInfo], msgspec.Meta(min_length=1, max_length=MAX_TOGETHER)]
 
 
 class FileDone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`count`: bytes or entries, as the call says. `left_out`: entries that no archive takes; the first have names."""
 
-    count: int = 0
-    left_out: int = 0
-    left_out_names: list[bytes] = []
+    count: Count = 0
+    left_out: Count = 0
+    left_out_names: Annotated[list[bytes], msgspec.Meta(max_length=MAX_TOGETHER)] = []
 
 
 class LeftOutWarning(UserWarning):
@@ -260,7 +263,7 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileChanges(msgspec.Struct, frozen=True, kw_only=True):
-    changes: list[FileChange]
+    changes: Annotated[list[FileChange], msgspec.Meta(max_length=MAX_TOGETHER)]
 
 
 def to_raw_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> bytes:

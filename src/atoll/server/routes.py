@@ -24,7 +24,11 @@ from atoll.protocol.frames import FRAMES
 from atoll.protocol.messages import SessionInfo, Sessions
 from atoll.protocol.processes import ProcessCount, ProcessInfo, ProcessList
 from atoll.protocol.sandboxes import (
+    MAX_SANDBOXES_PER_PAGE,
+    SANDBOXES_PER_PAGE,
+    AdoptRequest,
     EventList,
+    LostList,
     SandboxEvent,
     SandboxInfo,
     SandboxList,
@@ -34,7 +38,7 @@ from atoll.protocol.sandboxes import (
     UpkeepChanges,
 )
 from atoll.protocol.terminals import TerminalInfo, TerminalList, TerminalRequest, TerminalSize
-from atoll.server import commands, files, processes, sandboxes, server_info, terminals
+from atoll.server import commands, files, lost, processes, sandboxes, server_info, terminals
 from atoll.server.relay import Relay
 
 Endpoint = Callable[[Request], Awaitable[Response]] | Relay
@@ -68,6 +72,10 @@ LOG_SINCE = Query("since", {"type": "integer", "minimum": 0}, "only what comes a
 LOG_FOLLOW = Query("follow", {"type": "boolean"}, "whether a stream goes on with what comes")
 LABEL = Query("label", {"type": "array", "items": {"type": "string"}}, "NAME=VALUE; may be given several times")
 STATE = Query("state", {"type": "string", "enum": STATES}, "only sandboxes in this state")
+PAGE = {"type": "integer", "minimum": 1, "maximum": MAX_SANDBOXES_PER_PAGE, "default": SANDBOXES_PER_PAGE}
+LIMIT = Query("limit", PAGE, "so many at most; if there are more, the answer says where to go on")
+AFTER = Query("after", {"type": "string"}, "only ids after this one; what an answer has as `next`")
+USAGE = Query("usage", {"type": "boolean"}, "also what each uses, which takes a moment")
 
 BOOLEAN = {"type": "boolean"}
 PATH = (
@@ -208,6 +216,34 @@ FILE_ROUTES = (
     ),
 )
 
+LOST_ROUTES = (
+    ApiRoute(
+        method="GET",
+        path="/v1/lost",
+        endpoint=lost.list_lost,
+        summary="Disks of no sandbox that were set aside, and why",
+        tag="lost",
+        answers={200: LostList},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/lost/{name}/adopt",
+        endpoint=lost.post_adopt,
+        summary="Make one a sandbox again; it is stopped until it is used",
+        tag="lost",
+        body=AdoptRequest,
+        answers={201: SandboxInfo},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path="/v1/lost/{name}",
+        endpoint=lost.delete_lost,
+        summary="Remove one for good",
+        tag="lost",
+        answers={204: None},
+    ),
+)
+
 ROUTES = (
     ApiRoute(
         method="GET",
@@ -217,13 +253,14 @@ ROUTES = (
         tag="server",
         answers={200: ServerInfo},
     ),
+    *LOST_ROUTES,
     ApiRoute(
         method="GET",
         path="/v1/sandboxes",
         endpoint=sandboxes.list_sandboxes,
-        summary="All sandboxes, or those with some labels or in some state",
+        summary="Sandboxes by id, all or those with some labels or in some state; a page of them",
         tag="sandboxes",
-        queries=(LABEL, STATE),
+        queries=(LABEL, STATE, LIMIT, AFTER, USAGE),
         answers={200: SandboxList},
     ),
     ApiRoute(

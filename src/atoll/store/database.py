@@ -256,8 +256,8 @@ def unusable(path: Path, cause: Exception) -> AtollError:
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
         f"the database {path} cannot be used: {cause}",
         remedy="If its file system is failing or was taken away (see `dmesg`), mount it again and start the server "
-        "anew. A damaged one can be put back from a backup of the same moment as that of the disks. What is not on "
-        "record there is removed.",
+        "anew. A damaged one can be put back from a backup, or moved away: then sandboxes are found by what their "
+        "disks carry, and API keys and timelines begin anew.",
         path=str(path),
     )
 

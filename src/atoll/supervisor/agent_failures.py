@@ -129,6 +129,13 @@ def silent(seconds: float) -> AgentTimeoutError:
     )
 
 
+def kept_waiting(seconds: float) -> AgentTimeoutError:
+    return AgentTimeoutError(
+        f"the sandbox's agent had this wait for its turn, and for {seconds:g} seconds nothing came before it any more",
+        remedy="Ask again; if that fails too, sleep(stop=True) ends what runs in the sandbox and keeps its files.",
+    )
+
+
 def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
     try:
         return decoder(frame.payload)

@@ -208,6 +208,8 @@ def mount_overlays(overlays: tuple[Overlay, ...], disk: int, layers: list[int]) 
 
     Paths are relative, since /proc/mounts shows them inside. Mounted from within the user namespace: then an
     overlay on idmapped layers takes writes, and keeps them on disk with owners that belong to no sandbox.
+
+    With nosuid a file's capabilities are ignored rather than demanded: `ping` names one that nobody has.
     """
     os.chdir(STAGE)
     syscalls.move_mount(disk, "disk")
@@ -218,7 +220,7 @@ def mount_overlays(overlays: tuple[Overlay, ...], disk: int, layers: list[int]) 
         lower = ":".join(islice(names, len(overlay.layers)))
         writable = f"upperdir=disk/{overlay.name},workdir=disk/{overlay.name}.work"
         options = f"lowerdir={lower},{writable},userxattr"
-        syscalls.mount("overlay", f"o{index}", "overlay", MountFlag.NODEV, options)
+        syscalls.mount("overlay", f"o{index}", "overlay", MountFlag.NOSUID | MountFlag.NODEV, options)
 
 
 def enter_root(overlays: tuple[Overlay, ...]) -> None:

@@ -252,7 +252,9 @@ def open_nursery(engine: socket.socket) -> Nursery:
     agent.shut_import_system()
     mounts.enter_small_root(opening.runtime, opening.exposures)
     sweep(cgroups, uid_ranges)
-    child = launcher.Child(launcher.ChildKit(mounts.Masks(), seccomp, agent.Agent(), opening.open_files))
+    child = launcher.Child(
+        launcher.ChildKit(mounts.Masks(), seccomp, agent.Agent(), opening.open_files, cgroups.freezing)
+    )
     # Objects made so far are never looked at by the collector again, so that it does not unshare their pages.
     gc.collect()
     gc.freeze()
