@@ -746,8 +746,8 @@ async def test_the_key_of_the_environment_is_used_and_a_wrong_one_is_refused(
 @pytest.mark.parametrize(
     ("status", "code"),
     [("502 Bad Gateway", ErrorCode.SERVER_NOT_REACHABLE), ("403 Forbidden", ErrorCode.INVALID_API_KEY),
-     ("404 Not Found", ErrorCode.INTERNAL_ERROR), ("302 Found", ErrorCode.INTERNAL_ERROR),
-     ("200 OK", ErrorCode.INTERNAL_ERROR)],
+     ("404 Not Found", ErrorCode.SERVER_NOT_REACHABLE), ("302 Found", ErrorCode.SERVER_NOT_REACHABLE),
+     ("500 Oops", ErrorCode.SERVER_NOT_REACHABLE), ("200 OK", ErrorCode.SERVER_NOT_REACHABLE)],
 )  # fmt: skip
 async def test_another_program_in_the_way_is_named(half: Half, status: str, code: ErrorCode) -> None:
     page = b"<html>nginx</html>"
@@ -757,6 +757,15 @@ async def test_another_program_in_the_way_is_named(half: Half, status: str, code
             await half.list_sandboxes(url=server.url)
         assert caught.value.code is code
         assert caught.value.remedy
+        assert status.startswith(("502", "403")) or "is no Atoll server" in caught.value.message
+
+
+async def test_an_atoll_server_of_another_version_is_no_other_program(half: Half) -> None:
+    answer = b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"sandboxes":true}'
+    with RawServer(answering(answer)) as server:
+        with pytest.raises(AtollError, match="of this version") as caught:
+            await half.list_sandboxes(url=server.url)
+        assert caught.value.code is ErrorCode.INTERNAL_ERROR
 
 
 async def test_a_path_in_front_of_ours_is_kept(half: Half) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ SECONDS = (0, 1, 3, 10, 40) if os.environ.get("ATOLL_SOAK") else (0, 1)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OTHER_BOOT = "6e6f7420-7468-4973-8062-6f6f74212121"
 ROOT = Path(__file__).parents[2]
+WITH_POOL, WITHOUT_POOL = os.environ["PATH"], "/usr/bin:/bin"  # where mkfs.btrfs is not
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def mounted(image: Path, place: Path) -> Iterator[Path]:
 def new_disk(image: Path, place: Path) -> Iterator[Path]:
     with image.open("wb") as file:
         file.truncate(SIZE)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    subprocess.run(["/usr/sbin/mkfs.ext4", "-q", image], check=True)
     with mounted(image, place) as disk:
         yield disk
 
@@ -136,9 +138,16 @@ def boot(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.parametrize(("path", "seconds"), [(WITH_POOL, SECONDS), (WITHOUT_POOL, (0,))], ids=["pool", "plain"])
 async def test_what_was_synced_inside_is_there_after_a_power_failure(
-    tmp_path: Path, busybox_root: Path, boot: Path
+    tmp_path: Path,
+    busybox_root: Path,
+    boot: Path,
+    path: str,
+    seconds: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("PATH", path)
     image, platters = tmp_path / "disk.img", []
     with new_disk(image, tmp_path / "disk") as disk:
         await prepare(disk, busybox_root)
@@ -150,9 +159,10 @@ async def test_what_was_synced_inside_is_there_after_a_power_failure(
             await one.ask("remove", "gone")
             await one.ask("create", "synced")
             await one.ask("sync", "synced")
-            for before, seconds in zip((0, *SECONDS), SECONDS, strict=False):
-                await asyncio.sleep(seconds - before)
-                platters.append(copy(image, f"after-{seconds}"))
+            for before, now in pairwise((0, *seconds)):
+                await asyncio.sleep(now - before)
+                platters.append(copy(image, f"after-{now}"))
+            assert (disk / "state/pool.btrfs").exists() == (path == WITH_POOL)
             sync_pool(disk / "state")
             platters.append(copy(image, "with-pool"))
             sync_database(disk / "state")

@@ -38,7 +38,7 @@ def json_option(verb: Verb) -> Verb:
 def state_dir_option(verb: Verb) -> Verb:
     return click.option(
         "--state-dir",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),  # whose it is we say ourselves, and what to do
         default=STATE_DIRECTORY,
         envvar="ATOLL_STATE_DIR",
         show_default=True,

@@ -26,7 +26,7 @@ DEFAULT_PORT = 7070
 @click.option("--allow-host", multiple=True, help="Another name by which clients may call this server.")
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # whose it is we say ourselves, and what to do
     default=DEFAULT_STATE,
     envvar="ATOLL_STATE_DIR",
     show_default=True,

@@ -8,6 +8,7 @@ OSError has `errno`, `strerror`, and in `filename` what the context calls `path`
 from __future__ import annotations
 
 import errno
+import os
 from enum import StrEnum
 from typing import ClassVar, Self
 
@@ -418,11 +419,33 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
         )
     if cause.errno in (errno.EMFILE, errno.ENFILE):
         return too_many_open_files(cause)
+    if cause.errno in (errno.EACCES, errno.EPERM) and os.geteuid() != 0:
+        return not_yours(path)
+    if cause.errno == errno.EROFS:
+        return error(
+            ErrorCode.STATE_DIRECTORY_UNUSABLE,
+            f"{path} cannot be written: its file system is read-only",
+            remedy="A failing disk makes it so: see `dmesg`. Mount it for writing, and start the server anew.",
+            path=path,
+        )
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
         f"{path} cannot be written: {cause.strerror}",
         remedy="Check the state directory, remove what is in the way, or choose another.",
         path=path,
+    )
+
+
+def not_yours(path: str) -> AtollError:
+    """What to tell who is another user than the one whose state directory it is, most likely root."""
+    uid = os.geteuid()
+    return error(
+        ErrorCode.NOT_ROOT,
+        f"{path} belongs to another user, and this process runs as uid {uid}",
+        remedy="Run this as root, for example with sudo, or choose another directory with --state-dir or "
+        "ATOLL_STATE_DIR.",
+        path=path,
+        uid=uid,
     )
 
 
