@@ -19,7 +19,7 @@ from atoll.agent import commands, guard, server
 from atoll.agent import main as agent
 from atoll.agent.command_group import CommandGroup
 from atoll.attacks.record import Defence
-from atoll.engine.native import capabilities, cgroups, launcher, mounts, nursery, syscalls
+from atoll.engine.native import capabilities, cgroups, clocks, launcher, mounts, nursery, syscalls, views
 from atoll.engine.native.cgroups import CgroupsV1, CgroupsV2
 from atoll.engine.native.seccomp import SeccompFilter
 from atoll.engine.native.syscalls import MountAttribute, MountFlag, Namespace, Prctl
@@ -123,11 +123,16 @@ def keep_old_root(enter: Callable[..., None], *rest: Any) -> None:
 
 
 def without_hidden_paths() -> None:
-    vars(mounts).update(HIDDEN=())
+    flags = MountFlag.NOSUID | MountFlag.NODEV | MountFlag.NOEXEC | MountFlag.READ_ONLY
+    replace_method(views.Views, "show", lambda real, self: syscalls.mount("sysfs", "sys", "sysfs", flags))
+
+
+def without_own_clocks() -> None:
+    clocks.start_clocks = lambda: None
 
 
 def without_read_only_paths() -> None:
-    vars(mounts).update(READ_ONLY=())
+    vars(views).update(READ_ONLY=())
 
 
 def without_mount_flag(flag: MountFlag) -> None:
@@ -232,6 +237,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.OLD_ROOT_DETACHED: without_old_root_detached,
     Defence.SMALL_ROOT: without_small_root,
     Defence.HIDDEN_PATHS: without_hidden_paths,
+    Defence.OWN_CLOCKS: without_own_clocks,
     Defence.READ_ONLY_PATHS: without_read_only_paths,
     Defence.NO_DEVICES: partial(without_mount_flag, MountFlag.NODEV),
     Defence.OWN_DEV: without_own_dev,

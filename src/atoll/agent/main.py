@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from atoll.agent.command_group import Freezing, group
 from atoll.agent.commands import CommandRunner, oom_score_of_commands
+from atoll.agent.figures import Figures
 from atoll.agent.loop import AgentLoop
 from atoll.agent.operations import Calls
 from atoll.agent.processes import ProcessRegistry
@@ -71,6 +72,8 @@ class Agent:
         TerminalRegistry(self._runner, self._sessions).register(calls)
         self.workers = WorkerPool(self._runner, self._sessions)
         self.workers.register(calls)
+        self.figures = Figures(self.loop, lambda: bool(self._runner.running), self._runner.births.last_pid)
+        calls.operations = {kind: self.figures.before(begin) for kind, begin in calls.operations.items()}
         self.server = AgentServer(self.loop, calls, admits)
 
     def open(self, listener: socket.socket, scratch: int) -> None:

@@ -42,7 +42,8 @@ class Defence(StrEnum):
     NAMESPACE_OWNER = "namespace-owner"  # what the kernel counts by user, it counts for each sandbox
     OLD_ROOT_DETACHED = "old-root-detached"
     SMALL_ROOT = "small-root"  # that old root is the nursery's, and not the host's
-    HIDDEN_PATHS = "hidden-paths"
+    HIDDEN_PATHS = "hidden-paths"  # and what is shown in their place
+    OWN_CLOCKS = "own-clocks"
     READ_ONLY_PATHS = "read-only-paths"
     NO_DEVICES = "no-devices"  # nodev
     OWN_DEV = "own-dev"  # a /dev for each

@@ -77,7 +77,7 @@ NAMESPACES = (
 MOUNTS = (
     _attack("mount", 'call(165, b"tmpfs", b"/mnt", b"tmpfs", 0, 0)', Defence.CAPABILITIES),
     _attack("bind-mount", 'call(165, b"/etc", b"/mnt", 0, 4096, 0)', Defence.CAPABILITIES),
-    _attack("unmount-a-mask", 'call(166, b"/sys/firmware", 2)', Defence.CAPABILITIES),
+    _attack("unmount-a-mask", 'call(166, b"/proc/irq", 2)', Defence.CAPABILITIES),
     _attack("open-tree", 'call(428, -100, b"/etc", 1)', Defence.CAPABILITIES),
     _attack("fsopen", 'call(430, b"tmpfs", 0)', Defence.CAPABILITIES),
     _attack("pivot-root", 'reach(155, b"/mnt", b"/mnt")', Defence.CAPABILITIES),

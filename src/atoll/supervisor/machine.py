@@ -58,6 +58,17 @@ ENV = {
     "TZ": "UTC",
 }
 
+
+def told_inside(limits: Limits) -> dict[str, str]:
+    """Variables by which a sandbox knows its limits: `df` shows the pool that all disks are in, `nproc` every cpu."""
+    return {
+        "ATOLL_CPUS": f"{limits.cpus:g}",
+        "ATOLL_MEMORY": str(limits.memory),
+        "ATOLL_DISK": str(limits.disk),
+        "ATOLL_PIDS": str(limits.pids),
+    }
+
+
 logger = logging.getLogger("atoll.supervisor")
 
 
@@ -184,7 +195,8 @@ class Machine:
         )
         disk = self.storage.create(name, accepted.disk, encode(record, Mark.MAKING, boot_id()))
         try:
-            spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {}))
+            variables = ENV | told_inside(accepted) | rootfs.env | (env or {})
+            spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=variables)
             sandbox = await self.engine.start(spec)
             try:
                 await self._put_on_record(sandbox, started(record, sandbox))
@@ -202,12 +214,13 @@ class Machine:
         if running := await self.engine.adopt(record.to_live()):
             await self.engine.stop(running)  # whoever lost sight of it: two on one disk would ruin it
         rootfs = self.images.recall(record.image, record.image_state)
+        variables = ENV | told_inside(record.limits) | rootfs.env | record.env
         spec = SandboxSpec(
             id=record.id,
             rootfs=rootfs,
             disk=self.storage.find(record.id),
             limits=record.limits,
-            env={name: value for name, value in (ENV | rootfs.env | record.env).items() if value is not None},
+            env={name: value for name, value in variables.items() if value is not None},
         )
         sandbox = await self.engine.start(spec)
         try:
@@ -221,7 +234,7 @@ class Machine:
 
     def default_env(self, record: SandboxRecord) -> dict[str, str]:
         """What it has without being told."""
-        return ENV | self.images.recall(record.image, record.image_state).env
+        return ENV | told_inside(record.limits) | self.images.recall(record.image, record.image_state).env
 
     def disk_use(self, sandbox_id: SandboxId) -> int | None:
         """Bytes; None if nobody counts them, as it would take a look at every file."""

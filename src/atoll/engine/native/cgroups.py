@@ -84,6 +84,10 @@ class Cgroups(Protocol):
     def thaw(self, name: str) -> None: ...
     def is_frozen(self, name: str) -> bool: ...
     def usage(self, name: str) -> Usage: ...
+    def meters(self, name: str) -> tuple[int, int]:
+        """Descriptors of what counts its commands' memory and its cpu, which say nothing of anybody else."""
+        ...
+
     def watch(self, name: str) -> int:
         """A descriptor that becomes readable when a process of the group is killed for memory, and perhaps more often;
         reading empties it."""
@@ -225,6 +229,10 @@ class CgroupsV1:
             oom_kills=sum(self._oom_kills(group) for group in (name, f"{name}/{COMMANDS}")),
         )
 
+    def meters(self, name: str) -> tuple[int, int]:
+        memory = _open(self._roots["memory"], f"{name}/{COMMANDS}/memory.stat", os.O_RDONLY)
+        return memory, _open(self._roots["cpuacct"], f"{name}/cpuacct.stat", os.O_RDONLY)
+
     def _oom_kills(self, group: str) -> int:
         return parse_keyed(_read(self._roots["memory"], f"{group}/memory.oom_control")).get("oom_kill", 0)
 
@@ -334,6 +342,10 @@ class CgroupsV2:
             processes=int(_read(self._root, f"{name}/pids.current")),
             oom_kills=parse_keyed(_read(self._root, f"{name}/memory.events")).get("oom_kill", 0),
         )
+
+    def meters(self, name: str) -> tuple[int, int]:
+        memory = _open(self._root, f"{name}/{COMMANDS}/memory.stat", os.O_RDONLY)
+        return memory, _open(self._root, f"{name}/cpu.stat", os.O_RDONLY)
 
     def watch(self, name: str) -> int:
         group = f"/proc/self/fd/{self._root}/{name}"

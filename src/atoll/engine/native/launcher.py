@@ -10,8 +10,8 @@ the sandbox it will be, so the nursery can have some ready. `hatch` gives it a r
        namespaces ──────────────────────────── join the cgroup, keep some descriptors, wait
     4  write the uid and gid maps
     5  say go, with a new /dev ─────────────── 6  become root of its user namespace
-                                               7  cgroup namespace, session, loopback
-                                               8  /dev, /proc, /sys and masks, on the stage
+                                               7  cgroup namespace, session, clocks, loopback
+                                               8  /dev, /proc and /sys, on the stage
                                                9  open the agent, wait for an order
     10 limits; directories for what it writes
     11 open and idmap the layers
@@ -42,7 +42,7 @@ import msgspec
 
 from atoll.agent.command_group import Freezing
 from atoll.agent.main import Agent
-from atoll.engine.native import capabilities, mounts, syscalls
+from atoll.engine.native import capabilities, clocks, mounts, syscalls
 from atoll.engine.native.cgroups import COMMAND_DESCRIPTORS, Cgroups, group_name
 from atoll.engine.native.orders import KEEP
 from atoll.engine.native.syscalls import MountAttribute, Namespace, Prctl
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from atoll.engine.native.orders import Launch
     from atoll.engine.native.seccomp import SeccompFilter
     from atoll.engine.native.uid_ranges import UidRanges
+    from atoll.engine.native.views import Views
     from atoll.engine.native.zygote import Zygote
 
 from atoll.protocol.rootfs import Overlay
@@ -85,7 +86,7 @@ class Kit(msgspec.Struct, frozen=True):
 class ChildKit(msgspec.Struct, frozen=True):
     """What every child needs, and finds in its memory."""
 
-    masks: mounts.Masks
+    views: Views
     seccomp: SeccompFilter
     agent: Agent  # each child opens its own copy
     open_files: tuple[int, int]  # soft and hard
@@ -108,7 +109,7 @@ class Embryo(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What turns an embryo into a sandbox. Environment, disk and layers come along as descriptors, in that order."""
+    """What turns an embryo into a sandbox. Descriptors come along: environment, two meters, disk, layers."""
 
     hostname: str
     overlays: tuple[Overlay, ...]
@@ -229,9 +230,14 @@ def hatch(embryo: Embryo, launch: Launch, env: int, kit: Kit) -> None:
                 trees.append(mounts.open_idmapped(path, embryo.userns, attributes))
                 close.callback(os.close, trees[-1])
 
+            steps.at("open its meters")
+            meters = kit.cgroups.meters(embryo.cgroup)
+            for meter in meters:
+                close.callback(os.close, meter)
+
             steps.at("send the order")
             order = Order(launch.sandbox_id, launch.overlays, launch.resources.memory)
-            socket.send_fds(embryo.channel, [_encode(order)], [env, *trees])
+            socket.send_fds(embryo.channel, [_encode(order)], [env, *meters, *trees])
         except Exception as cause:
             raise LaunchFailed(steps.failed(cause)) from cause
 
@@ -263,8 +269,9 @@ class Child:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._kit.open_files)
             channel = socket.socket(fileno=_CHANNEL)
             self._become_embryo(channel)
-            order, env = self._become_sandbox(channel)
+            order, env, meters = self._become_sandbox(channel)
             agent = self._kit.agent
+            agent.figures.open(self._figures, meters, order.memory)
             agent.run(env, on_ready=lambda: _report(channel, agent), memory=order.memory)
         except BaseException as cause:
             with suppress(OSError):
@@ -283,18 +290,20 @@ class Child:
         syscalls.unshare(Namespace.CGROUP)
         os.setsid()
         syscalls.prctl(Prctl.SET_NAME, PROCESS_NAME)
+        self._steps.at("start the clocks")
+        clocks.start_clocks()
         self._steps.at("set up the network")
         _set_up_network()
         self._steps.at("mount /dev, /proc and /sys")
-        mounts.mount_system_directories(dev, self._kit.masks)
+        self._figures = mounts.mount_system_directories(dev, self._kit.views)
         os.close(dev)
         self._steps.at("open the agent")
         self._kit.agent.open(socket.socket(fileno=_LISTENER), mounts.make_scratch())
         self._kit.agent.put_commands_into(self._kit.freezing, range(_COMMANDS, _COMMANDS + COMMAND_DESCRIPTORS))
 
-    def _become_sandbox(self, channel: socket.socket) -> tuple[Order, dict[str, str]]:
-        """Returns what it has become, and the environment of what will run here."""
-        packet, (env, *trees) = _receive(channel)
+    def _become_sandbox(self, channel: socket.socket) -> tuple[Order, dict[str, str], tuple[int, int]]:
+        """Returns what it has become, the environment of what will run here, and the meters of its control group."""
+        packet, (env, memory, cpu, *trees) = _receive(channel)
         order = _decode_order(packet)
         self._steps.at("set the host name")
         syscalls.set_hostname(order.hostname)
@@ -310,7 +319,7 @@ class Child:
         self._steps.at("install the seccomp filter")
         self._kit.seccomp.install()
         self._steps.at("run the agent")
-        return order, variables
+        return order, variables, (memory, cpu)
 
 
 def _keep_descriptors(wanted: list[int]) -> None:
@@ -325,7 +334,7 @@ def _keep_descriptors(wanted: list[int]) -> None:
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    packet, fds, _, _ = socket.recv_fds(channel, MAX_ORDER, MAX_LAYERS + 2)
+    packet, fds, _, _ = socket.recv_fds(channel, MAX_ORDER, MAX_LAYERS + 4)
     if not packet:
         os._exit(0)  # the nursery is gone, and nobody knows of us
     for fd in fds:
