@@ -208,6 +208,10 @@ def without_socket_limit() -> None:
     replace_method(CgroupsV1, "_limit_sockets", lambda real, self, name, memory: None)
 
 
+def without_pty_limit() -> None:
+    mounts.MAX_PTYS = 1024
+
+
 def without_cpu_limit() -> None:
     replace_cgroup_method("set_cpus", lambda real, self, name, cpus: real(self, name, 4096))
 
@@ -252,6 +256,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.PIDS_LIMIT: partial(without_limit, pids=4096),
     Defence.MEMORY_LIMIT: partial(without_limit, memory=2**30),
     Defence.SOCKET_LIMIT: without_socket_limit,
+    Defence.PTY_LIMIT: without_pty_limit,
     Defence.CPU_LIMIT: without_cpu_limit,
 }
 

@@ -245,7 +245,7 @@ def links_of(pid: int) -> Iterator[str]:
 async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Box]) -> None:
     with closing(required_cgroups()) as cgroups:
         version_1 = isinstance(cgroups, CgroupsV1)
-    of_commands = ("cgroup.procs", "cgroup.procs", "freezer.state")
+    of_commands = (*["cgroup.procs"] * 3, "freezer.state")
     commands_group = Counter(of_commands if version_1 else ("cgroup.procs", "cgroup.freeze", "cgroup.events"))
     for box in neighbours:
         links = list(links_of(box.live.process.pid))

@@ -3,8 +3,9 @@
 Rules:
 1. The limit of memory is the group's. When it is reached, the kernel chooses among those who are in it, whatever they
    make of their own scores; PID 1 is never one of them.
-2. A process joins before it runs anything of the sandbox's, so nobody inside is ever outside.
-3. It stands still only while the agent looks at it and does nothing else: no process is made, and nobody is waited for.
+2. Commands and agent have the cpus in equal parts when both want them, however many commands there are.
+3. A process joins before it runs anything of the sandbox's, so nobody inside is ever outside.
+4. It stands still only while the agent looks at it and does nothing else: no process is made, and nobody is waited for.
 
 Who else makes sandboxes than the native engine may have no such group. Then commands are where the agent is.
 """
@@ -23,16 +24,20 @@ FREEZE_SECONDS, FREEZE_PAUSE_SECONDS = 0.5, 0.001
 
 
 class Freezing(NamedTuple):
-    """What a version of control groups wants to hear, what it then says, and of how many trees a group is."""
+    """What a version of control groups wants to hear, what it then says, of how many trees a group is, and by how many
+    descriptors it is reached."""
 
     freeze: bytes
     thaw: bytes
     is_frozen: bytes
     trees: int
+    descriptors: int
 
 
-V1 = Freezing(b"FROZEN", b"THAWED", b"FROZEN", trees=2)  # memory and freezer; the state is where the order is written
-V2 = Freezing(b"1", b"0", b"frozen 1", trees=1)
+V1 = Freezing(
+    b"FROZEN", b"THAWED", b"FROZEN", trees=3, descriptors=4
+)  # memory, cpu, freezer; the state is where the order is written
+V2 = Freezing(b"1", b"0", b"frozen 1", trees=1, descriptors=3)
 
 
 class CommandGroup:
@@ -41,6 +46,7 @@ class CommandGroup:
     def __init__(self) -> None:
         self.joins: tuple[int, ...] = ()
         self._words: Freezing | None = None
+        self._is_standing_still = False
 
     def open(self, words: Freezing, fds: Sequence[int]) -> None:
         """`fds` are those by which one joins, the one that freezes, and, if it is another, the one that tells."""
@@ -56,13 +62,15 @@ class CommandGroup:
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """As far as possible: who waits for the kernel, for a disk perhaps, is not waited for."""
-        if self._words is None:
+        if self._words is None or self._is_standing_still:
             yield
             return
+        self._is_standing_still = True
         try:
             self._freeze(self._words)
             yield
         finally:
+            self._is_standing_still = False
             os.pwrite(self._control, self._words.thaw, 0)
 
     def _freeze(self, words: Freezing) -> None:

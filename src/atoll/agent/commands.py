@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from atoll.agent.descriptors import limit, reserve
 from atoll.agent.guard import SpawnGuard
-from atoll.agent.process_tree import BirthClock, CommandTree, Endings
-from atoll.agent.spawn import Environment, Pipes, check_words, spawn
+from atoll.agent.process_tree import CommandTree, Endings, births
+from atoll.agent.spawn import Environment, Pipes, check_words, pipe_name, spawn
 from atoll.agent.streams import Drains, Streams
 from atoll.protocol.messages import DEFAULT_DIRECTORY, TIMED_OUT_EXIT_CODE, Exec, ExecDone, ExecShell
 
@@ -49,7 +49,7 @@ class CommandRunner:
         self.guard = SpawnGuard()
         self.reaper = reaper
         self.drains = Drains(loop)
-        self.births = BirthClock()
+        self.births = births
         self.endings = Endings(loop)
 
     def open(self) -> None:
@@ -77,7 +77,8 @@ class CommandRunner:
         pid, pipes = self.spawn(call, base)
         streams.open(pipes.stdout[0], pipes.stderr[0], self.reaper.reap)
         streams.open_input(pipes.stdin[1] if pipes.stdin else None)
-        command = Command(self, pid, call, streams, on_done)
+        outputs = {pipe_name(pipes.stdout[0]), pipe_name(pipes.stderr[0])}
+        command = Command(self, pid, call, streams, on_done, outputs)
         self.reaper.watch(pid, command.on_exit)
         return command
 
@@ -223,9 +224,10 @@ class Command(Execution):
         call: Exec,
         streams: Streams,
         on_done: Callable[[ExecDone], None],
+        outputs: set[str],
     ) -> None:
         super().__init__(runner, call, streams, on_done)
-        self._tree = CommandTree(pid)
+        self._tree = CommandTree(pid, lambda: outputs)
 
     def on_exit(self, exit_code: int) -> None:
         if self._is_ending:

@@ -3,6 +3,8 @@
 A process belongs to a program's command if it descends from it, or is in its session: the first finds what moved to
 another session, the second what lost its parent. Members are remembered by pid and start time, so that one whose
 parents have died in the meantime is still found, and a reused pid is not hit.
+What multiplies as fast as it is looked at stands still meanwhile, and so does a crowd, which would take the cpus that
+the look needs. Then all of it is seen, and nobody has time to get away.
 
 A shell outlives its commands, and what earlier ones left in the background shall live. Whoever loses its parent becomes
 the shell's child, so a process belongs to the shell's command if it descends from the shell by way of processes that
@@ -14,9 +16,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from atoll.agent.command_group import group
 from atoll.agent.descriptors import Reserve, reserve
 
 if TYPE_CHECKING:
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 NANOSECONDS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
 NO_SESSION = -1
 KILL_ROUNDS = 50  # a tree that forks as fast as it dies is caught within a few; this bounds a pathological one
+QUICK_ROUNDS = 2  # of them before others have to stand still for it
+CROWD = 256  # which takes some 8 ms to look at, if it lets us
+FEW_DYING = 16
+DISPERSAL_SECONDS, DISPERSAL_PAUSE_SECONDS = 2.0, 0.005
 
 
 Identity = tuple[int, int]  # pid and start time: a pid alone is reused
@@ -51,6 +58,12 @@ class ProcessStat(NamedTuple):
     @property
     def birth(self) -> Birth:
         return self.start_time, self.pid
+
+
+class ProcessTable(list[ProcessStat]):
+    """All processes, and the last pid that had been given out before they were looked at."""
+
+    last_pid = 0
 
 
 def parse_stat(text: bytes) -> ProcessStat:
@@ -88,12 +101,14 @@ class ProcessTree:
     def __init__(self) -> None:
         self._known: set[Identity] = set()
         self._asked: set[Identity] = set()
+        self._killed: set[Identity] = set()  # of those that are known, who will die when the kernel gets round to it
 
     def terminate(self, table: list[ProcessStat] | None = None) -> bool:
         """Ask everyone to end who was not asked before. False if nobody is left."""
-        members = self._look(table)
-        for pid, _ in members - self._asked:
-            _signal(pid, signal.SIGTERM)
+        with crowds_standing_still():
+            members = self._look(table) - self._killed
+            for pid, _ in members - self._asked:
+                _signal(pid, signal.SIGTERM)
         self._asked = members
         return bool(members)
 
@@ -104,20 +119,22 @@ class ProcessTree:
 
     def hang_up(self) -> None:
         """As a terminal that is gone does. Who is stopped hears SIGHUP only when it goes on."""
-        for pid, _ in self._look():
-            _signal(pid, signal.SIGHUP)
-            _signal(pid, signal.SIGCONT)
+        with crowds_standing_still():
+            for pid, _ in self._look():
+                _signal(pid, signal.SIGHUP)
+                _signal(pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End everyone, including what is forked meanwhile."""
-        kill_all([self], read_process_table())
+        with crowds_standing_still():
+            kill_all([self], read_process_table())
 
-    def kill_new(self, killed: set[Identity], table: list[ProcessStat]) -> bool:
-        """End who is not in `killed`, and put them there. False if there is nobody."""
-        fresh = self._look(table) - killed
+    def kill_new(self, table: list[ProcessStat]) -> bool:
+        """End who was not killed before. False if there is nobody."""
+        fresh = self._look(table) - self._killed
         for pid, _ in fresh:
             _signal(pid, signal.SIGKILL)
-        killed |= fresh
+        self._killed |= fresh
         return bool(fresh)
 
     def signal(self, number: int, table: list[ProcessStat] | None = None) -> bool:
@@ -131,26 +148,40 @@ class ProcessTree:
         """Whether anyone is left. Whoever is seen now is found again later, whatever became of its parents."""
         return bool(self._look(table))
 
+    def count_dying(self) -> int:
+        """How many of those that were killed the kernel has not got round to."""
+        return sum(os.path.exists(f"/proc/{pid}") for pid, _ in self._killed)
+
     def _look(self, table: list[ProcessStat] | None = None) -> set[Identity]:
         if table is None:
             table = read_process_table()
         members = self._members(table)
         # Also of the dead, until they are reaped: a first thread that has ended looks like one, and others may fork.
         self._known = {process.identity for process in table if process.identity in self._known} | members
+        self._killed &= self._known
         return members
 
     def _members(self, table: list[ProcessStat]) -> set[Identity]:
         raise NotImplementedError
 
 
-def kill_all(trees: Sequence[ProcessTree], table: list[ProcessStat]) -> None:
-    """End all of them, of whom `table` is the latest that is known."""
-    left = [(tree, set[Identity]()) for tree in trees]
-    for _ in range(KILL_ROUNDS):
-        left = [(tree, killed) for tree, killed in left if tree.kill_new(killed, table)]
-        if not left:
-            return
-        table = read_process_table()
+def kill_all(trees: Sequence[ProcessTree], table: ProcessTable) -> None:
+    """End all of them, of whom `table` is the latest that is known.
+
+    Who forks and ends while the table is read is not in it, and its child is not either. So whatever has been born
+    meanwhile, all stand still for a last look.
+    """
+    left = list(trees)
+    with ExitStack() as stack:
+        is_still = False
+        for number in range(KILL_ROUNDS):
+            left = [tree for tree in left if tree.kill_new(table)]
+            if not left and (is_still or births.last_pid() == table.last_pid):
+                return
+            if not is_still and (not left or number + 1 == QUICK_ROUNDS):
+                stack.enter_context(group.standing_still())
+                is_still, left = True, list(trees)
+            table = read_process_table()
 
 
 class Endings:
@@ -180,34 +211,49 @@ class Endings:
     def _settle(self) -> None:
         asking, self._asking = self._asking, []
         killing, self._killing = self._killing, []
-        table = read_process_table()
-        for action in asking:
-            action(table)
-        kill_all([tree for tree, _ in killing], table)
+        with crowds_standing_still():
+            table = read_process_table()
+            for action in asking:
+                action(table)
+            kill_all([tree for tree, _ in killing], table)
+        self._wait_for_room(killing, self._loop.time() + DISPERSAL_SECONDS)
+
+    def _wait_for_room(self, killing: list[tuple[ProcessTree, Callable[[], None]]], give_up: float) -> None:
+        """Who hears that a crowd has ended may at once want to start something, for which it must have gone."""
+        if self._loop.time() < give_up and sum(tree.count_dying() for tree, _ in killing) > FEW_DYING:
+            self._loop.call_later(DISPERSAL_PAUSE_SECONDS, self._wait_for_room, killing, give_up)
+            return
         for _, then in killing:
             then()
 
 
 class CommandTree(ProcessTree):
-    """The processes of a program that was started as the leader of session `session`."""
-
-    def __init__(self, session: int) -> None:
-        super().__init__()
-        self.session = session
-
-    def _members(self, table: list[ProcessStat]) -> set[Identity]:
-        return members_of(self.session, self._known, table)
-
-
-class BackgroundTree(CommandTree):
-    """The processes of a program that may be long gone while some that it started live on.
+    """The processes of a program that was started as the leader of session `session`.
 
     `outputs` names the pipes that only they can write to: by these an orphan is known that left the session.
     """
 
-    def __init__(self, session: int, outputs: Callable[[], set[str]]) -> None:
-        super().__init__(session)
+    def __init__(self, session: int, outputs: Callable[[], set[str]] = set) -> None:
+        super().__init__()
+        self.session = session
         self._outputs = outputs
+
+    def _members(self, table: list[ProcessStat]) -> set[Identity]:
+        return members_of(self.session, self._known | self._orphans(table), table)
+
+    def _orphans(self, table: list[ProcessStat]) -> set[Identity]:
+        if not (outputs := self._outputs()):
+            return set()
+        ours = os.getpid()
+        orphans = (process for process in table if process.parent == ours and not process.is_zombie)
+        return {process.identity for process in orphans if not outputs.isdisjoint(_outputs_of(process.pid))}
+
+
+class BackgroundTree(CommandTree):
+    """The processes of a program that may be long gone while some that it started live on."""
+
+    def __init__(self, session: int, outputs: Callable[[], set[str]]) -> None:
+        super().__init__(session, outputs)
         self._has_leader = True
 
     def leader_ended(self, table: list[ProcessStat]) -> bool:
@@ -223,13 +269,6 @@ class BackgroundTree(CommandTree):
         sessions = {process.session for process in table if process.identity in self._known}
         session = self.session if self.session in sessions else NO_SESSION
         return members_of(session, self._known | self._orphans(table), table)
-
-    def _orphans(self, table: list[ProcessStat]) -> set[Identity]:
-        if not (outputs := self._outputs()):
-            return set()
-        ours = os.getpid()
-        orphans = (process for process in table if process.parent == ours and not process.is_zombie)
-        return {process.identity for process in orphans if not outputs.isdisjoint(_outputs_of(process.pid))}
 
 
 def _outputs_of(pid: int) -> Iterator[str]:
@@ -254,22 +293,38 @@ class ShellCommandTree(ProcessTree):
 class BirthClock:
     """Tells which birth is the latest so far, without a look at any process."""
 
+    _load = -1
+
     def open(self) -> None:
         self._load = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
         os.close(self._load)
+        self._load = -1
 
     def now(self) -> Birth:
         # A tick is long enough for hundreds of processes; within one, the last pid given out decides.
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // NANOSECONDS_PER_TICK, self.last_pid()
 
     def last_pid(self) -> int:
-        return int(os.pread(self._load, 256, 0).split()[-1])
+        """That was given out, or 0 if this is not open."""
+        return int(os.pread(self._load, 256, 0).split()[-1]) if self._load >= 0 else 0
 
 
-def read_process_table(reserve: Reserve = reserve) -> list[ProcessStat]:
-    table = []
+births = BirthClock()  # a process has one
+
+
+@contextmanager
+def crowds_standing_still() -> Iterator[None]:
+    with reserve.given_up():
+        is_crowded = sum(map(str.isdigit, os.listdir("/proc"))) >= CROWD
+    with group.standing_still() if is_crowded else nullcontext():
+        yield
+
+
+def read_process_table(reserve: Reserve = reserve) -> ProcessTable:
+    table = ProcessTable()
+    table.last_pid = births.last_pid()
     with reserve.given_up():
         for name in os.listdir("/proc"):
             if name.isdigit():

@@ -24,7 +24,7 @@ from atoll.agent.process_log import LogStore
 from atoll.agent.process_operations import KillOperation, LogOperation, WaitForExitOperation, WaitForPortOperation
 from atoll.agent.process_tree import BackgroundTree, read_process_table
 from atoll.agent.shell import find_shell
-from atoll.agent.spawn import check_words, invalid_command
+from atoll.agent.spawn import check_words, invalid_command, pipe_name
 from atoll.agent.streams import MAX_LEFT_IN_PIPE, read_now
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.messages import DEFAULT_SESSION, TIMED_OUT_EXIT_CODE, Exec, encode_message
@@ -280,6 +280,8 @@ class BackgroundProcess:
         restarts = self._is_to_restart(exit_code)
         if left_some and (self._is_ending or restarts):
             self._tree.kill()
+        elif self._is_ending:
+            self._runner.endings.kill(self._tree)  # somebody may have forked away from this look
         self._exit_code = TIMED_OUT_EXIT_CODE if self._timed_out else exit_code
         if restarts:
             self._pipes.hand_over(self._runner.drains)
@@ -393,7 +395,7 @@ class LogPipes:
 
     def names(self) -> set[str]:
         """Of those that somebody may still write to, as /proc shows them."""
-        return {f"pipe:[{os.fstat(fd).st_ino}]" for fd in self._outputs}
+        return {pipe_name(fd) for fd in self._outputs}
 
     def catch_up(self) -> None:
         """Log what is there now, which a pipe's size bounds: a background child may write for ever."""

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 MASTERS = "/dev/pts/ptmx"  # /dev/ptmx is a link to it, which root inside may have replaced
 _MASTER_DEVICE = os.makedev(5, 2)
 _OPEN = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
-_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441  # from <asm-generic/ioctls.h>; Python 3.11 does not have them
+_TIOCGPTN, _TIOCSPTLCK, _TIOCGPTPEER = (
+    0x80045430,
+    0x40045431,
+    0x5441,
+)  # from <asm-generic/ioctls.h>; Python 3.11 does not have them
 _INPUT_FLAGS = 0
 _IUTF8 = 0o40000
 
@@ -140,6 +144,12 @@ def prepare(slave: int, cols: int, rows: int) -> None:
 def set_size(pty: int, cols: int, rows: int) -> None:
     """By either end. The kernel tells the program, if it is another size than before."""
     fcntl.ioctl(pty, termios.TIOCSWINSZ, struct.pack("4H", rows, cols, 0, 0))
+
+
+def pty_name(master: int) -> str:
+    """Of the other end, as /proc shows it."""
+    (number,) = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, b"\0" * 4))
+    return f"/dev/pts/{number}"
 
 
 def read_outcome(outcome: int) -> OSError | None:

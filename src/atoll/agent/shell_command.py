@@ -137,7 +137,9 @@ class ShellCommand(Execution):
             if not self._is_ending:
                 self._leave(min(int(status), MAX_EXIT_CODE))
         elif self._is_ending and answer == DROPPED + str(self.files.number).encode():
-            self._leave(0)
+            self._stop_timer()
+            # On its way to this the shell may have started more of it, and by now that may be a crowd.
+            self._runner.endings.kill(self._tree, then=self._leave_dropped)
 
     def on_shell_end(self, exit_code: int, *, session_ended: bool) -> None:
         if self._is_ending:
@@ -162,6 +164,10 @@ class ShellCommand(Execution):
     def _leave(self, exit_code: int, *, session_ended: bool = False) -> None:
         self._clean_up()
         self._finish(exit_code, session_ended=session_ended)
+
+    def _leave_dropped(self) -> None:
+        if not self._has_ended:
+            self._leave(0)
 
     def _clean_up(self) -> None:
         self._check.cancel()

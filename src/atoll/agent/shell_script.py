@@ -91,7 +91,7 @@ class Dialect(msgspec.Struct, frozen=True):
         return "\n".join([*lines, f'{self.call} return "$__atoll"\n'])
 
     def source(self, name: str) -> str:
-        return f"\\. {self.directory}/{name} && \\:"
+        return f"\\. {self.directory}/{name} && {self.call} :"
 
     def source_command(self, name: str) -> str:
         """Not shielded from errexit: a command that fails under it ends the shell, as it should."""
@@ -157,7 +157,7 @@ _INIT = rf"""
 @CALL trap '__atoll_status=$? __atoll_function=@FUNCTION
 for __atoll_at in @NUMBER 10 11 12 13 14 15; do
 __atoll_at=/proc/self/fd/$__atoll_at
-if @CALL test -f "$__atoll_at/exit"; then @CALL . "$__atoll_at/exit" 2>/dev/null && \:; fi
+if @CALL test -f "$__atoll_at/exit"; then @CALL . "$__atoll_at/exit" 2>/dev/null && @CALL :; fi
 done' EXIT
 @CALL printf '{READY.decode()}\0' >&0
 @WAIT
@@ -170,7 +170,7 @@ _AFTER = r"""@CALL printf '%s %s\0' "$__atoll_batch" "$__atoll" >&0
 {
 @DUMP
 } >|"@DIR/state${__atoll_odd:+1}" && __atoll_odd=${__atoll_odd:-11} && __atoll_odd=${__atoll_odd#1} ||
-\: >|"@DIR/state${__atoll_odd:+1}"
+@CALL : >|"@DIR/state${__atoll_odd:+1}"
 @MEND
 @WAIT
 @CALL return "$__atoll"
@@ -180,7 +180,7 @@ _AFTER = r"""@CALL printf '%s %s\0' "$__atoll_batch" "$__atoll" >&0
 # errexit a shell cannot tell `exit 1` from a failure, and keeps all. What held for one command is taken back first.
 # A command's `exit` takes back its redirections, unless it is in a function. If they still hold, nobody asked for this
 # end: a signal, or no way back to its lines. Then it has nothing to say, and what was saved before is what counts.
-_EXIT = rf"""if @CALL test "${{__atoll_undo-}}"; then @CALL . "$__atoll_at/$__atoll_undo" && \:; fi
+_EXIT = rf"""if @CALL test "${{__atoll_undo-}}"; then @CALL . "$__atoll_at/$__atoll_undo" && @CALL :; fi
 __atoll=$__atoll_status
 if @KEEPS_ALL_ON_EXIT; then
 {{
@@ -204,7 +204,7 @@ BASH = Dialect(
     directory_fd=200,  # scripts use the low ones
     input_fd=201,
     call=r"\builtin",
-    wait=r"\:",
+    wait=r"\builtin :",  # which may be a function, as in the shortest of fork bombs
     needs_waking=False,
     mend=r"\builtin enable eval",
     eval=r"\builtin eval --",

@@ -131,6 +131,11 @@ class Pipes:
             os.close(fd)
 
 
+def pipe_name(fd: int) -> str:
+    """As /proc shows it."""
+    return f"pipe:[{os.fstat(fd).st_ino}]"
+
+
 def check_words(call: Exec) -> None:
     """What the kernel, or this agent, cannot take."""
     if not call.argv or not call.argv[0]:

@@ -24,7 +24,7 @@ from atoll.agent.commands import KILL_GRACE_SECONDS
 from atoll.agent.descriptors import reserve
 from atoll.agent.guard import patience_with
 from atoll.agent.process_tree import CommandTree, read_stat
-from atoll.agent.pty import set_size
+from atoll.agent.pty import pty_name, set_size
 from atoll.agent.streams import READ_SIZE
 from atoll.agent.terminal_views import History
 from atoll.protocol.terminals import TerminalInfo
@@ -70,7 +70,8 @@ class Terminal:
         self._endings: list[Callable[[], None]] = [on_end]
         self._input = bytearray()
         self._on_room: list[Callable[[], None]] = []
-        self._tree = CommandTree(started.pid)
+        name = pty_name(started.master)
+        self._tree = CommandTree(started.pid, lambda: {name})
         self._is_closing = False
         self._kill_timer: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None  # while the program waits for a viewer

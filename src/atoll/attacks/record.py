@@ -59,6 +59,7 @@ class Defence(StrEnum):
     MEMORY_LIMIT = "memory-limit"
     SOCKET_LIMIT = "socket-limit"  # what waits in sockets is memory too
     CPU_LIMIT = "cpu-limit"
+    PTY_LIMIT = "pty-limit"
     DISK_QUOTA = "disk-quota"
 
 

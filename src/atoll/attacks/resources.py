@@ -217,6 +217,18 @@ while True:
             time.sleep(0.001)
 """
 
+PTY_HOARD = """
+import os, time
+kept = []
+try:
+    while len(kept) < 128:
+        kept.append(os.openpty())
+    print("BREACH", len(kept), "ptys", flush=True)
+except OSError as cause:
+    print("HELD", len(kept), "ptys:", cause, flush=True)
+time.sleep(60)
+"""
+
 FLOODED = 16 * MIB  # many times what waits in pipes and sockets while nobody reads
 FLOOD = f"""
 import os, time
@@ -309,6 +321,7 @@ ATTACKS = (
     _attack("cpu-hog", CPU_HOG, Defence.CPU_LIMIT, SLOW),
     _attack("memory-of-compiled-filters", FILTERS, Defence.FILTER),
     _attack("disk-filler", DISK_FILLER, Defence.DISK_QUOTA),
+    _attack("pty-hoard", PTY_HOARD, Defence.PTY_LIMIT),
     _attack("inode-filler", INODE_FILLER, Defence.DISK_QUOTA),
     Attack(
         name="output-flood-nobody-reads",

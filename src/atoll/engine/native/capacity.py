@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 from functools import partial
 
+from atoll.engine.native.mounts import MAX_PTYS
 from atoll.protocol.findings import Answer, Area, Check, format_size, missing, ok, warning
 from atoll.protocol.limits import Limits
 
@@ -17,6 +18,9 @@ FEW_PROCESSES = 65_536
 FEW_FILES = 4_096
 FEW_WATCHERS = 64
 FEW_WATCHES = 8_192
+FEW_PTYS = 16_384
+MANY_FILES = 2**31
+LITTLE_FOR_FILTERS = 64 * 2**20
 LITTLE_MEMORY = 512 * 2**20
 KINDS = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
@@ -27,6 +31,9 @@ def checks() -> list[Check]:
         Check(Area.CAPACITY, "processes", check_processes),
         Check(Area.CAPACITY, "open files", partial(judge_files, resource.getrlimit(resource.RLIMIT_NOFILE))),
         Check(Area.CAPACITY, "inotify", check_inotify),
+        Check(Area.CAPACITY, "terminals", lambda: judge_ptys(read_setting("kernel.pty.max") or 0)),
+        Check(Area.CAPACITY, "all open files", lambda: judge_all_files(read_setting("fs.file-max") or 0)),
+        Check(Area.CAPACITY, "filter memory", lambda: judge_filters(read_setting("net.core.bpf_jit_limit"))),
     ]
 
 
@@ -91,6 +98,33 @@ def judge_files(limit: tuple[int, int]) -> Answer:
             "Raise it: `ulimit -n 65536`, or LimitNOFILE=65536 in the unit of a service.",
         )
     return ok("no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} for a process")
+
+
+def judge_ptys(most: int) -> Answer:
+    if most < FEW_PTYS:
+        return warning(
+            f"kernel.pty.max is {most:,}: {most // MAX_PTYS} sandboxes that open as many as they may use all of them",
+            "Raise it: `sysctl -w kernel.pty.max=65536`; a file in /etc/sysctl.d keeps it.",
+        )
+    return ok(f"{most:,} on the whole machine, {MAX_PTYS} for each sandbox")
+
+
+def judge_all_files(most: int) -> Answer:
+    if most < MANY_FILES:
+        return warning(
+            f"fs.file-max is {most:,} on the whole machine; one sandbox with many processes can open as many",
+            f"Raise it, for it costs nothing: `sysctl -w fs.file-max={2**63 - 1}`; a file in /etc/sysctl.d keeps it.",
+        )
+    return ok("no limit that could be reached")
+
+
+def judge_filters(most: int | None) -> Answer:
+    if most is not None and most < LITTLE_FOR_FILTERS:
+        return warning(
+            f"net.core.bpf_jit_limit is {format_size(most)}; each sandbox has a filter there",
+            f"Raise it: `sysctl -w net.core.bpf_jit_limit={4 * LITTLE_FOR_FILTERS}`; a file in /etc/sysctl.d keeps it.",
+        )
+    return ok("none" if most is None else format_size(most))
 
 
 def judge_inotify(instances: int, watches: int) -> Answer:

@@ -34,7 +34,6 @@ from atoll.engine.native.syscalls import NewFilesystem, watch_files
 
 PARENT = "atoll"
 AGENT, COMMANDS = "agent", "commands"  # below a sandbox's group
-COMMAND_DESCRIPTORS = 3
 MEMORY_OF_AGENT = 64 * 2**20  # on top of the commands': an idle one takes 3 MB, its buffers are bounded
 CPU_PERIOD_US = 100_000
 MIN_CPU_QUOTA_US = 1_000  # the kernel's own bound
@@ -76,6 +75,10 @@ class Cgroups(Protocol):
         ...
 
     def set_limits(self, name: str, resources: Resources) -> None: ...
+    def limit_all(self, memory: int, pids: int) -> None:
+        """All sandboxes together."""
+        ...
+
     def set_cpus(self, name: str, cpus: float) -> None: ...
     def freeze(self, name: str) -> None:
         """Returns when everything stands still; thaws it again and raises TimeoutError when something will not."""
@@ -156,7 +159,7 @@ class CgroupsV1:
         # Controllers that share a hierarchy share its directories.
         self._trees = list({os.fstat(fd).st_dev: fd for fd in self._roots.values()}.values())
         # Those in which commands are apart from their agent.
-        apart = (self._roots["memory"], self._roots["freezer"])
+        apart = (self._roots["memory"], self._roots["cpu"], self._roots["freezer"])
         self._split = list({os.fstat(fd).st_dev: fd for fd in apart}.values())
 
     def expect_joins(self) -> None:
@@ -176,9 +179,10 @@ class CgroupsV1:
         return [_open(tree, f"{name}/cgroup.procs", os.O_WRONLY) for tree in self._trees]
 
     def open_commands(self, name: str) -> list[int]:
-        memory, freezer = self._roots["memory"], self._roots["freezer"]
+        freezer = self._roots["freezer"]
+        apart = (self._roots["memory"], self._roots["cpu"], freezer)
         return [
-            *(_open(tree, f"{name}/{COMMANDS}/cgroup.procs", os.O_WRONLY) for tree in (memory, freezer)),
+            *(_open(tree, f"{name}/{COMMANDS}/cgroup.procs", os.O_WRONLY) for tree in apart),
             _open(freezer, f"{name}/{COMMANDS}/freezer.state", os.O_RDWR),
         ]
 
@@ -187,6 +191,10 @@ class CgroupsV1:
         self._limit_memory(f"{name}/{COMMANDS}", resources.memory)
         self._limit_sockets(f"{name}/{COMMANDS}", resources.memory)
         _write(self._roots["pids"], f"{name}/pids.max", resources.pids)
+
+    def limit_all(self, memory: int, pids: int) -> None:
+        _write(self._roots["pids"], "pids.max", pids)
+        _write(self._roots["memory"], "memory.limit_in_bytes", memory)
 
     def _limit_memory(self, name: str, memory: int) -> None:
         _write(self._roots["memory"], f"{name}/memory.limit_in_bytes", memory)
@@ -297,7 +305,7 @@ class CgroupsV2:
     def create(self, name: str) -> None:
         _make(self._root, name, (AGENT, COMMANDS))
         if self._has_memory:
-            _write(self._root, f"{name}/cgroup.subtree_control", "+memory")
+            _write(self._root, f"{name}/cgroup.subtree_control", "+memory +cpu")
 
     def clone_into(self, name: str) -> int | None:
         return _open(self._root, f"{name}/{AGENT}", os.O_RDONLY | os.O_DIRECTORY)
@@ -315,6 +323,10 @@ class CgroupsV2:
         with suppress(FileNotFoundError):
             _write(self._root, f"{name}/memory.swap.max", 0)
         _write(self._root, f"{name}/pids.max", resources.pids)
+
+    def limit_all(self, memory: int, pids: int) -> None:
+        _write(self._root, "pids.max", pids)
+        _write(self._root, "memory.max", memory)
 
     def set_cpus(self, name: str, cpus: float) -> None:
         _write(self._root, f"{name}/cpu.max", f"{quota(cpus)} {CPU_PERIOD_US}")

@@ -17,6 +17,7 @@ from atoll.agent.process_tree import Identity, ProcessStat, parse_stat
 from atoll.engine.base import Event, EventKind, LiveSandbox, ProcessIdentity, SandboxSpec, Usage
 from atoll.engine.native import orders
 from atoll.engine.native.cgroups import Cgroups, Resources, group_name, open_cgroups
+from atoll.engine.native.host_share import limit_all
 from atoll.engine.native.leftovers import end_leftovers
 from atoll.engine.native.nursery_process import (
     ANSWER_SECONDS,
@@ -63,6 +64,7 @@ class NativeEngine:
     ) -> None:
         check_machine()
         self._cgroups = required_cgroups()
+        limit_all(self._cgroups)
         self._embryos = embryos
         # As they are now: whoever uses this may raise its own, and sandboxes are not to inherit that.
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)

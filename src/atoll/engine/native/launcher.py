@@ -43,7 +43,7 @@ import msgspec
 from atoll.agent.command_group import Freezing
 from atoll.agent.main import Agent
 from atoll.engine.native import capabilities, clocks, mounts, syscalls
-from atoll.engine.native.cgroups import COMMAND_DESCRIPTORS, Cgroups, group_name
+from atoll.engine.native.cgroups import Cgroups, group_name
 from atoll.engine.native.orders import KEEP
 from atoll.engine.native.syscalls import MountAttribute, Namespace, Prctl
 from atoll.engine.native.uid_ranges import RANGE_SIZE
@@ -68,7 +68,6 @@ MAX_ORDER = 1 << 18
 MAX_LAYERS = 128
 
 _LISTENER, _CHANNEL, _RANGE, _COMMANDS = 3, 4, 5, 6  # where the child keeps its descriptors; of the last there are more
-_KEPT = 3 + COMMAND_DESCRIPTORS
 
 _OF_NO_ACCOUNT = 65_535  # no system gives it to anybody: in 16 bits it was "no id"
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
@@ -261,10 +260,11 @@ class Child:
         self._report_to = fds[1]
         try:
             self._steps.at("join the cgroup")
-            for fd in fds[_KEPT:]:
+            kept = _COMMANDS - _LISTENER + self._kit.freezing.descriptors
+            for fd in fds[kept:]:
                 os.write(fd, b"0")
             self._steps.at("keep some descriptors")
-            _keep_descriptors(fds[:_KEPT])
+            _keep_descriptors(fds[:kept])
             self._report_to = _CHANNEL
             resource.setrlimit(resource.RLIMIT_NOFILE, self._kit.open_files)
             channel = socket.socket(fileno=_CHANNEL)
@@ -299,7 +299,8 @@ class Child:
         os.close(dev)
         self._steps.at("open the agent")
         self._kit.agent.open(socket.socket(fileno=_LISTENER), mounts.make_scratch())
-        self._kit.agent.put_commands_into(self._kit.freezing, range(_COMMANDS, _COMMANDS + COMMAND_DESCRIPTORS))
+        words = self._kit.freezing
+        self._kit.agent.put_commands_into(words, range(_COMMANDS, _COMMANDS + words.descriptors))
 
     def _become_sandbox(self, channel: socket.socket) -> tuple[Order, dict[str, str], tuple[int, int]]:
         """Returns what it has become, the environment of what will run here, and the meters of its control group."""

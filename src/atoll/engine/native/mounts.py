@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from atoll.engine.native.views import Views
     from atoll.protocol.rootfs import Overlay
 
+MAX_PTYS = 64  # twice what the agent's terminals take; the kernel has 4,096 for all together, unless told otherwise
 STAGE = "/stage"  # mount points in the nursery's root; every child uses them in its own mount namespace
 
 _NO_EXTRAS = MountFlag.NOSUID | MountFlag.NODEV | MountFlag.NOEXEC
@@ -136,7 +137,7 @@ def mount_system_directories(dev: int, views: Views) -> int:
     syscalls.mount("proc", "proc", "proc", _NO_EXTRAS)
     figures = views.mount()
     # The kernel has some thousands of ptys for all sandboxes together.
-    pts = "newinstance,ptmxmode=0666,mode=0620,max=256"
+    pts = f"newinstance,ptmxmode=0666,mode=0620,max={MAX_PTYS}"
     syscalls.mount("devpts", "dev/pts", "devpts", MountFlag.NOSUID | MountFlag.NOEXEC, pts)
     syscalls.mount("tmpfs", "dev/shm", "tmpfs", _NO_EXTRAS, "mode=1777,size=64m")
     syscalls.mount("mqueue", "dev/mqueue", "mqueue", _NO_EXTRAS)
