@@ -21,6 +21,7 @@ from atoll.images.names import HOST
 from atoll.images.skeleton import plain_umask, write_skeleton
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.rootfs import Overlay, Rootfs
+from atoll.telemetry.preparations import preparing
 
 FORMAT = 1  # part of the state: a new way of building makes new roots
 WATCHED = (
@@ -48,6 +49,7 @@ VAR_DIRECTORIES = (
     "var/opt",
     "var/spool",
 )
+
 _MAKING = "making-"  # and the builder's pid: a root under construction
 ENV = {
     # Debian keeps pip away from the system's Python, which inside is the sandbox's own.
@@ -98,7 +100,8 @@ class HostImage:
         state = read_host_state(self._host)
         root = self._store / state.digest
         if not root.is_dir():
-            self._build(root, state)
+            with preparing("the image of this host, as its packages are now"):
+                self._build(root, state)
         return self._rootfs(root, self._label(state))
 
     def recall(self, label: str) -> Rootfs:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -17,9 +18,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.sandboxes import MUST_EXIST
-from atoll.server.problems import problem_response
+from atoll.server.problems import MAX_PATH, problem_response
 from atoll.store.keys import ID_LENGTH, PREFIX, Keys, id_of
 from atoll.supervisor.actor import Caller
+from atoll.telemetry.log import Seldom
+from atoll.telemetry.log_lines import about
 
 LOCAL = "local"  # who asks, over the Unix socket
 OPEN_PATHS = ("/docs", "/openapi.json")
@@ -34,6 +37,7 @@ class Gate:
         self._app = app
         self._keys = keys
         self._hosts = {host.lower() for host in hosts}
+        self._refused = Seldom(logging.getLogger("atoll.server"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -42,6 +46,8 @@ class Gate:
         try:
             scope["caller"] = Caller(self._identify(scope), MUST_EXIST_HEADER in scope["headers"])
         except AtollError as problem:
+            told = about(code=problem.code.value)
+            self._refused.log(logging.WARNING, "%s was refused: %s", _asker(scope), problem.message, extra=told)
             answer = problem_response(problem)
             answer.headers["connection"] = "close"  # a stranger's is not kept
             await answer(scope, receive, send)
@@ -81,6 +87,12 @@ class Gate:
                 f"{host!r:.200} is not a name of this server",
                 remedy="Use its own address, or start it with --allow-host.",
             )
+
+
+def _asker(scope: Scope) -> str:
+    client = scope.get("client")
+    where = f" from {client[0]}:{client[1]}" if client else ""
+    return f"{scope.get('method', 'WebSocket')} {scope['path'][:MAX_PATH]}{where}"
 
 
 def closing(send: Send) -> Send:

@@ -26,6 +26,7 @@ from atoll.protocol.ids import SandboxId
 from atoll.storage import btrfs
 from atoll.storage.base import Storage
 from atoll.storage.directory import DirectoryStorage, already_exists, existing
+from atoll.telemetry.preparations import preparing
 
 LOCK = Path("/run/atoll-machine/pools")  # the machine's, as loop devices are
 PROGRAMS = ("mkfs.btrfs", "losetup", "mount", "umount")
@@ -159,7 +160,8 @@ class PoolStorage:
 
     def _open_pool(self, size: int | None, lock: int) -> None:
         if not self._file.exists():
-            make_pool(self._file, size or default_size(self._file.parent), lock)
+            with preparing("the pool that disks of sandboxes are in"):
+                make_pool(self._file, size or default_size(self._file.parent), lock)
         with attached(self._file, lock) as device:
             try:
                 if not self._mount.is_mount():
