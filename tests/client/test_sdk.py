@@ -53,7 +53,7 @@ async def test_exec_returns_what_the_command_wrote_and_how_it_ended(half: Half, 
         conversation.stdout(b"4\n")
         conversation.stderr(b"no such thing\n")
         conversation.stdout(b"\xff\x00")
-        conversation.done(3, timed_out=True, truncated=True, session_ended=True)
+        conversation.done(3, timed_out=True, truncated=True, session_ended=True, state_lost=2)
 
     stub.on_call = agent
     options = {"cwd": "/tmp", "env": {"A": "1", "B": None}, "timeout": "1m", "max_output": 1000}
@@ -65,6 +65,7 @@ async def test_exec_returns_what_the_command_wrote_and_how_it_ended(half: Half, 
     assert result.timed_out
     assert result.truncated
     assert result.session_ended
+    assert result.state_lost == 2 and "state_lost=2" in repr(result)
     assert result.command == "echo 4"
     assert abs(result.timestamp.timestamp() - time.time()) < 60
     with pytest.raises(AttributeError):
@@ -407,6 +408,35 @@ SILENT = {
 }
 
 
+async def test_a_byte_now_and_then_gives_an_agent_no_more_time(half: Half, stub: ContractServer) -> None:
+    def agent(conversation: Conversation) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                conversation.stdout(b"x")
+                time.sleep(0.02)
+
+    stub.on_call = agent
+    sandbox = sandbox_of(half, stub)
+    half.server.find_server(stub.url).answer_grace = 0.2
+    with pytest.raises(TimeoutError, match="AGENT_TIMEOUT"):
+        await half.run(sandbox.exec, "x", timeout=0.1)
+    with pytest.raises(TimeoutError, match="AGENT_TIMEOUT"):
+        await collect(half, sandbox.exec_stream("x", timeout=0.1))
+
+
+@pytest.mark.parametrize("done", [{"exit_code": 2**63, "duration": 1.0}, {"exit_code": 0, "duration": float("nan")}])
+async def test_a_result_that_cannot_be_is_not_believed(
+    half: Half, stub: ContractServer, done: dict[str, object]
+) -> None:
+    def agent(conversation: Conversation) -> None:
+        conversation.send(FrameKind.DONE, encode_message(done))
+        conversation.end()
+
+    stub.on_call = agent
+    with pytest.raises(AtollError, match="AGENT_MISBEHAVED"):
+        await half.run(sandbox_of(half, stub).exec, "x")
+
+
 @pytest.mark.parametrize("before", SILENT.values(), ids=SILENT.keys())
 async def test_an_agent_that_stands_still_is_given_up(half: Half, stub: ContractServer, before: Any) -> None:
     def agent(conversation: Conversation) -> None:
@@ -716,8 +746,8 @@ async def test_the_key_of_the_environment_is_used_and_a_wrong_one_is_refused(
 @pytest.mark.parametrize(
     ("status", "code"),
     [("502 Bad Gateway", ErrorCode.SERVER_NOT_REACHABLE), ("403 Forbidden", ErrorCode.INVALID_API_KEY),
-     ("404 Not Found", ErrorCode.INTERNAL_ERROR), ("302 Found", ErrorCode.INTERNAL_ERROR),
-     ("200 OK", ErrorCode.INTERNAL_ERROR)],
+     ("404 Not Found", ErrorCode.SERVER_NOT_REACHABLE), ("302 Found", ErrorCode.SERVER_NOT_REACHABLE),
+     ("500 Oops", ErrorCode.SERVER_NOT_REACHABLE), ("200 OK", ErrorCode.SERVER_NOT_REACHABLE)],
 )  # fmt: skip
 async def test_another_program_in_the_way_is_named(half: Half, status: str, code: ErrorCode) -> None:
     page = b"<html>nginx</html>"
@@ -727,6 +757,15 @@ async def test_another_program_in_the_way_is_named(half: Half, status: str, code
             await half.list_sandboxes(url=server.url)
         assert caught.value.code is code
         assert caught.value.remedy
+        assert status.startswith(("502", "403")) or "is no Atoll server" in caught.value.message
+
+
+async def test_an_atoll_server_of_another_version_is_no_other_program(half: Half) -> None:
+    answer = b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"sandboxes":true}'
+    with RawServer(answering(answer)) as server:
+        with pytest.raises(AtollError, match="of this version") as caught:
+            await half.list_sandboxes(url=server.url)
+        assert caught.value.code is ErrorCode.INTERNAL_ERROR
 
 
 async def test_a_path_in_front_of_ours_is_kept(half: Half) -> None:

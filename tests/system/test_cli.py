@@ -20,6 +20,7 @@ import pytest
 
 from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes
 from tests.leaks import Surroundings
+from tests.system.test_session_state import DIES_BEFORE_IT_SAVES
 
 ATOLL = (sys.executable, "-m", "atoll.cli")
 EVERY_BYTE = bytes(range(256)) * 300
@@ -171,6 +172,18 @@ def test_exec_keeps_what_the_shell_of_a_session_knows(cli: Cli) -> None:
     assert cli("exec", "a", "echo $PWD $X").stdout == b"/tmp 5\n"
     assert cli("exec", "a", "--session", "b", "cd /usr; echo $X").stdout == b"\n"
     assert cli("exec", "a", "--session", "b", "pwd").stdout == b"/usr\n"
+
+
+def test_state_that_a_killed_shell_had_not_saved_is_noted(cli: Cli) -> None:
+    for options in ((), ("--json",)):
+        assert cli("exec", "a", DIES_BEFORE_IT_SAVES).returncode == 0
+        ran = cli("exec", "a", "echo on", *options)
+        assert ran.returncode == 0
+        if options:
+            assert json.loads(ran.stdout)["state_lost"] == 1
+        else:
+            assert (ran.stdout, ran.stderr.count(b"Note: the shell was killed")) == (b"on\n", 1)
+    assert cli("exec", "a", "echo on").stderr == b""
 
 
 def test_a_silent_pipe_holds_nothing_up(cli: Cli) -> None:

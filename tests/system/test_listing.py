@@ -50,7 +50,7 @@ def record(number: int) -> SandboxRecord:
 
 def put_on_record(state: Path, records: list[SandboxRecord]) -> None:
     with closing(open_database(state)) as database:
-        kept = Records(database, has_disks=False)
+        kept = Records(database, has_unrecorded=False)
         with database.transaction():
             for one in records:
                 kept.begin(one)

@@ -11,6 +11,7 @@ import click
 
 from atoll import __version__
 from atoll.client_sync.local_server import runtime_of
+from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.limits import MIB
 from atoll.server.run import serve as run_server
@@ -33,7 +34,7 @@ logger = logging.getLogger("atoll.server")
 @click.option("--allow-host", multiple=True, help="Another name by which clients may call this server.")
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # whose it is we say ourselves, and what to do
     default=DEFAULT_STATE,
     envvar="ATOLL_STATE_DIR",
     show_default=True,
@@ -47,6 +48,13 @@ logger = logging.getLogger("atoll.server")
     show_default=f"{DEFAULT_RUNTIME}; for another state directory one of its own",
     show_envvar=True,
     help="Where its sockets are.",
+)
+@click.option(
+    "--keep-lost",
+    default="30d",
+    show_default=True,
+    metavar="TIME",
+    help="Remove disks that were set aside, and that nobody asked for, after so long; see `atoll ls --lost`.",
 )
 @click.option("--embedded", is_flag=True, hidden=True, help="End when nobody needs the server any more.")
 @click.option("--idle-exit", type=float, default=IDLE_EXIT_SECONDS, hidden=True)
@@ -75,6 +83,7 @@ def serve(
     allow_host: tuple[str, ...],
     state_dir: Path,
     runtime_dir: Path | None,
+    keep_lost: str,
     embedded: bool,
     idle_exit: float,
     log_format: str,
@@ -101,6 +110,7 @@ def serve(
         is_embedded=embedded,
         idle_exit=idle_exit,
         allowed_hosts=allow_host,
+        keep_lost=parse_duration(keep_lost, "--keep-lost"),
     )
     sink: Sink = StandardError()
     if log_file is not None:

@@ -101,13 +101,37 @@ class SandboxList(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
+class LostSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk that is no sandbox's and was kept, under a name of its own. The rest is what it carries about itself."""
+
+    name: str
+    reason: str
+    since: datetime
+    id: str | None
+    image: str | None
+    created_at: datetime | None
+
+
+class LostList(msgspec.Struct, frozen=True, kw_only=True):
+    lost: list[LostSandbox]
+
+
+class AdoptRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`id` is that of the sandbox that a lost disk becomes; its own if not given. `image` is for a disk that carries no
+    record of which it was made on.
+    """
+
+    id: str | None = None
+    image: str | None = None
+
+
 class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a sandbox's timeline: what happened, when, why, who asked."""
 
     number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime
     # created started frozen thawed stopped oom_killed labels_changed env_changed upkeep_changed session_created
-    # session_deleted destroyed
+    # session_deleted restored destroyed
     what: str
     cause: str
     by: str

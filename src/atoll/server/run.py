@@ -85,7 +85,7 @@ async def open_machine(settings: Settings) -> Machine | None:
     give_up = time.monotonic() + (TAKE_OVER_SECONDS if settings.is_embedded else 0)
     while True:
         try:
-            return Machine(settings.state, settings.runtime)
+            return Machine(settings.state, settings.runtime, keep_lost=settings.keep_lost)
         except AtollError as problem:
             if problem.code != ErrorCode.STATE_DIRECTORY_IN_USE:
                 raise
@@ -103,8 +103,6 @@ def log_findings(found: Findings) -> None:
         logger.info("sandboxes found: %s", counted)
     for name in found.damaged:
         logger.error("sandbox %s: its record is damaged", name, extra=about(sandbox=name))
-    for name in found.failed:
-        logger.error("sandbox %s: it should be gone, and cannot be removed", name, extra=about(sandbox=name))
 
 
 def raise_file_limit() -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from atoll.protocol.errors import AtollError, NotFoundError
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
-from atoll.protocol.sandboxes import SandboxInfo, SandboxList, SandboxQuery
-from atoll.supervisor.actor import SandboxActor
+from atoll.protocol.sandboxes import AdoptRequest, LostSandbox, SandboxInfo, SandboxList, SandboxQuery
+from atoll.supervisor.actor import Caller, SandboxActor
 
 if TYPE_CHECKING:
     from atoll.store.timeline import Timeline
@@ -76,6 +76,17 @@ class Roster:
     @property
     def is_needed(self) -> bool:
         return any(actor.is_awake or actor.is_in_use or actor.is_to_be_stopped for actor in self._actors.values())
+
+    async def list_lost(self) -> list[LostSandbox]:
+        return await asyncio.to_thread(self._machine.lost)
+
+    async def adopt_lost(self, name: str, asked: AdoptRequest, by: Caller) -> SandboxInfo:
+        actor = self.actor(asked.id or self._machine.id_of_lost(name))
+        await actor.take_back(name, asked.image, by)
+        return await actor.info()
+
+    async def remove_lost(self, name: str) -> None:
+        await self._machine.remove_lost(name)
 
     async def list(self, query: SandboxQuery, *, with_use: bool = False) -> SandboxList:
         """One page. Nobody waits for it: after every few sandboxes it is everybody else's turn."""

@@ -11,6 +11,8 @@ import logging
 from enum import StrEnum
 from typing import Any
 
+from atoll.protocol.printable import printable
+
 MAX_MESSAGE = 2_000
 MAX_TRACE_LINES, MAX_TRACE_LINE = 100, 500
 
@@ -60,7 +62,3 @@ def trace_of(record: logging.LogRecord) -> list[str]:
         half = MAX_TRACE_LINES // 2
         lines[half:-half] = [f"({len(lines) - 2 * half} lines left out)"]
     return lines
-
-
-def printable(text: str) -> str:
-    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
