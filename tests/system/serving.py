@@ -80,7 +80,7 @@ class RunningServer:
                 stderr=log,
                 env=os.environ | self.environment,
             )
-        while not (ready := re.search(r"ready on .*:(\d+)$", self.log.read_text(), re.MULTILINE)):
+        while not (ready := re.search(r'ready on [^"\n]*:(\d+)["\n]', self.log.read_text())):
             assert self.process.poll() is None, self.log.read_text()
             await asyncio.sleep(0.01)
         self.port = int(ready[1])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from msgspec.structs import asdict
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import MAX_PAYLOAD
@@ -23,7 +24,9 @@ from atoll.server.settings import Settings
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.reconcile import Findings
 from atoll.supervisor.roster import Roster
+from atoll.telemetry.log_lines import about
 
 KEEP_ALIVE_SECONDS = 3600
 GRACEFUL_SECONDS = 5
@@ -60,6 +63,7 @@ async def _serve(settings: Settings) -> None:
         raise occupied(settings.socket)
     raise_file_limit()
     async with machine, Roster(machine, Timeline(machine.database)) as roster:
+        log_findings(machine.findings)
         server = make_server(settings, roster, Keys(machine.database))
         with listening(settings) as sockets:
             logger.info("ready on %s", ", ".join(map(_name, sockets)))
@@ -90,6 +94,15 @@ async def open_machine(settings: Settings) -> Machine | None:
                     return None
                 raise
         await asyncio.sleep(TAKE_OVER_PAUSE_SECONDS)
+
+
+def log_findings(found: Findings) -> None:
+    """What an earlier server left."""
+    counted = ", ".join(f"{len(names)} {what}" for what, names in asdict(found).items() if names)
+    if counted:
+        logger.info("sandboxes found: %s", counted)
+    for name in found.damaged:
+        logger.error("sandbox %s: its record is damaged", name, extra=about(sandbox=name))
 
 
 def raise_file_limit() -> None:

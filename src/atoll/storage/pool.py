@@ -31,6 +31,7 @@ from atoll.storage.directory import RECORD, DirectoryStorage, already_exists, ex
 from atoll.storage.epitaphs import Epitaphs
 from atoll.storage.lost import DIRECTORY as LOST
 from atoll.storage.lost import LostDisks
+from atoll.telemetry.preparations import preparing
 
 LOCK = Path("/run/atoll-machine/pools")  # the machine's, as loop devices are
 PROGRAMS = ("mkfs.btrfs", "losetup", "mount", "umount")
@@ -216,7 +217,8 @@ class PoolStorage:
 
     def _open_pool(self, size: int | None, lock: int) -> None:
         if not self._file.exists():
-            make_pool(self._file, size or default_size(self._file.parent), lock)
+            with preparing("the pool that disks of sandboxes are in"):
+                make_pool(self._file, size or default_size(self._file.parent), lock)
         with attached(self._file, lock) as device:
             try:
                 if not self._mount.is_mount():

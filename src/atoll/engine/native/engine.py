@@ -33,6 +33,7 @@ from atoll.engine.native.preflight import check_machine
 from atoll.engine.native.watch import Watch
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.rootfs import Overlay
+from atoll.telemetry.preparations import preparing
 
 EMBRYOS = 2
 NURSERY = ("-OO", "-m", "atoll.engine.native")  # without docstrings, which every fork would map
@@ -293,7 +294,8 @@ class NativeEngine:
                 opening = orders.Opening(
                     runtime=str(root), exposures=exposures, embryos=self._embryos, open_files=self._open_files
                 )
-                self._nursery = await NurseryProcess.start(self._nursery_program, opening, self._log)
+                with preparing("the process that makes sandboxes"):
+                    self._nursery = await NurseryProcess.start(self._nursery_program, opening, self._log)
             return self._nursery
 
     def _translate(self, overlay: Overlay) -> Overlay:
