@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -10,7 +11,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from atoll.protocol.errors import AtollError, CallerError, ErrorBody, ErrorCode, HostError, SandboxError, error
+from atoll.protocol.errors import (
+    AtollError,
+    CallerError,
+    ErrorBody,
+    ErrorCode,
+    HostError,
+    SandboxError,
+    error,
+    too_many_open_files,
+)
 
 _STATUS = {
     ErrorCode.IMAGE_NOT_FOUND: 404,
@@ -99,6 +109,8 @@ async def on_http_exception(request: Request, cause: Exception) -> Response:
 
 
 async def on_any_error(request: Request, cause: Exception) -> Response:
+    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+        return problem_response(too_many_open_files(cause))
     logger.exception("%s %s failed", request.method, request.url.path, exc_info=cause)
     body = ErrorBody(
         code=ErrorCode.INTERNAL_ERROR, message="the server failed at this", remedy="Its log has the details; report it."

@@ -24,7 +24,7 @@ from typing import Protocol
 import msgspec
 
 from atoll.engine.base import Usage
-from atoll.engine.native.syscalls import NewFilesystem, watch_files
+from atoll.engine.native.syscalls import NewFilesystem, open_watch, watch_file
 
 PARENT = "atoll"
 CPU_PERIOD_US = 100_000
@@ -68,9 +68,13 @@ class Cgroups(Protocol):
     def thaw(self, name: str) -> None: ...
     def is_frozen(self, name: str) -> bool: ...
     def usage(self, name: str) -> Usage: ...
-    def watch(self, name: str) -> int:
-        """A descriptor that becomes readable when a process of the group is killed for memory, and perhaps more often;
-        reading empties it."""
+    def oom_kills(self, name: str) -> int: ...
+    def open_channel(self) -> int:
+        """A descriptor that becomes readable when there is news of the memory of groups; reading empties it."""
+        ...
+
+    def announce(self, name: str, channel: int) -> None:
+        """From now on a process of the group that is killed for memory is news, and perhaps more is."""
         ...
 
     def kill(self, name: str) -> None:
@@ -186,18 +190,19 @@ class CgroupsV1:
             oom_kills=parse_keyed(_read(memory, f"{name}/memory.oom_control")).get("oom_kill", 0),
         )
 
-    def watch(self, name: str) -> int:
+    def oom_kills(self, name: str) -> int:
+        return parse_keyed(_read(self._roots["memory"], f"{name}/memory.oom_control")).get("oom_kill", 0)
+
+    def open_channel(self) -> int:
+        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def announce(self, name: str, channel: int) -> None:
         memory = self._roots["memory"]
         control = _open(memory, f"{name}/memory.oom_control", os.O_RDONLY)
-        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
-            _write(memory, f"{name}/cgroup.event_control", f"{event} {control}")
-        except OSError:
-            os.close(event)
-            raise
+            _write(memory, f"{name}/cgroup.event_control", f"{channel} {control}")
         finally:
             os.close(control)
-        return event
 
     def kill(self, name: str) -> None:
         with suppress(TimeoutError, FileNotFoundError):
@@ -278,10 +283,16 @@ class CgroupsV2:
             oom_kills=parse_keyed(_read(self._root, f"{name}/memory.events")).get("oom_kill", 0),
         )
 
-    def watch(self, name: str) -> int:
+    def oom_kills(self, name: str) -> int:
+        return parse_keyed(_read(self._root, f"{name}/memory.events")).get("oom_kill", 0)
+
+    def open_channel(self) -> int:
+        return open_watch()
+
+    def announce(self, name: str, channel: int) -> None:
         group = f"/proc/self/fd/{self._root}/{name}"
-        files = (f"{group}/{file}" for file in ("cgroup.events", "memory.events"))
-        return watch_files([file for file in files if os.path.exists(file)])
+        counts_memory = os.path.exists(f"{group}/memory.events")
+        watch_file(channel, f"{group}/memory.events" if counts_memory else f"{group}/cgroup.events")
 
     def kill(self, name: str) -> None:
         with suppress(FileNotFoundError):
