@@ -57,7 +57,7 @@ async def liar(server: RunningServer, lie: str) -> AsyncIterator[None]:
 
 def agent_socket(server: RunningServer, sandbox: str) -> Path:
     with closing(open_database(server.state)) as database:
-        (record,) = (one for one in Records(database, has_disks=True).created() if one.id == sandbox)
+        (record,) = (one for one in Records(database, has_unrecorded=True).created() if one.id == sandbox)
     return Path(record.agent_socket)
 
 

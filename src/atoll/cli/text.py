@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from atoll.protocol.printable import printable
+
 UNITS = ("KiB", "MiB", "GiB", "TiB")
-
-
-def printable(text: str) -> str:
-    """What others chose, such as a label, must not move the cursor or change the colours of whoever looks at it."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def size(count: int) -> str:

@@ -87,9 +87,12 @@ class Server:
     ) -> T:
         """The answer to a request, which must be an `answer`."""
         response = self._request(method, path, body, headers, opening)
+        body = response.read()
         try:
-            return msgspec.json.decode(response.read(), type=answer)
+            return msgspec.json.decode(body, type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
+            if not _is_json(body):
+                raise self._no_atoll(response.status, body) from cause
             raise self._nonsense(f"{method} {path} was answered with {cause}") from cause
 
     def tell(self, method: str, path: str, *, headers: str = "") -> None:
@@ -171,7 +174,17 @@ class Server:
             return error(ErrorCode.SERVER_NOT_REACHABLE, shown, remedy="Is the server behind it running?")
         if status in DENIED:
             return error(ErrorCode.INVALID_API_KEY, shown, remedy="Check api_key= or ATOLL_API_KEY.")
-        return self._nonsense(shown)
+        return self._no_atoll(status, body)
+
+    def _no_atoll(self, status: int, body: bytes) -> AtollError:
+        """Nothing was asked of Atoll, so nothing has happened there."""
+        return error(
+            ErrorCode.SERVER_NOT_REACHABLE,
+            f"what answers at {self.address} is no Atoll server: {status}, {body[:200].decode(errors='replace')!r}",
+            remedy="Check url=, --url or ATOLL_URL: host, port, and the path if a proxy has one in front of ours. "
+            "`atoll serve` says where it listens.",
+            status=status,
+        )
 
     def _nonsense(self, what: str) -> AtollError:
         remedy = f"Is there an Atoll server of this version at {self.address}?"
@@ -335,6 +348,14 @@ def parse_url(url: str) -> tuple[Address, str]:
         field="url",
         value=shown(url, 200),
     )
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _body(first: bytes, stdin: Input | None) -> bytes | Iterator[bytes | NotYet]:

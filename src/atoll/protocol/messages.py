@@ -97,6 +97,7 @@ class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     truncated: bool = False
     session_ended: bool = False  # the shell is gone, as after `exit`; the next command gets a new one
+    state_lost: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of how many commands before this one, answered
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,6 +102,7 @@ def to_result(asked: ExecRequest, started: datetime, output: CommandOutput) -> E
         timed_out=output.done.timed_out,
         truncated=output.done.truncated,
         session_ended=output.done.session_ended,
+        state_lost=output.done.state_lost,
     )
 
 

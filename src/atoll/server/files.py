@@ -58,7 +58,9 @@ from atoll.protocol.files import (
     to_raw_path,
 )
 from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.limits import parse_bounds
 from atoll.protocol.messages import DEFAULT_SESSION, Call
+from atoll.protocol.transfer_bounds import Bounds
 from atoll.server.bodies import read_json, while_client_waits
 from atoll.server.problems import bad_request, json_response, problem_response
 from atoll.server.ranges import parse_range
@@ -91,7 +93,9 @@ async def get_content(request: Request) -> Response:
         except AtollError as problem:
             return problem_response(problem, {"content-range": f"bytes */{info.size}"})
     offset, length = wanted or (0, None)
-    frames = answer(request, ReadFile(path=path, session_id=session_id, offset=offset, length=length))
+    most = queries.bounds().max_bytes if request.method == "GET" else None
+    call = ReadFile(path=path, session_id=session_id, offset=offset, length=length, max_bytes=most)
+    frames = answer(request, call)
     info = decode(decode_file_info, expect(await anext(frames), FrameKind.EVENT))
     first, is_whole = await first_bytes(frames)
     if wanted and is_whole and not first:
@@ -204,7 +208,8 @@ async def post_mode(request: Request) -> Response:
 
 async def get_archive(request: Request) -> Response:
     queries = Queries(request)
-    frames = answer(request, PackFiles(path=queries.path(), session_id=queries.session_id()))
+    call = PackFiles(path=queries.path(), session_id=queries.session_id(), bounds=queries.bounds())
+    frames = answer(request, call)
     first, is_whole = await first_bytes(frames)
     headers = UNTRUSTED | {"content-type": TAR} | ({"content-length": str(len(first))} if is_whole else {})
     if request.method == "HEAD":
@@ -263,6 +268,11 @@ class Queries:
         if found and not found.isprintable():  # also what cannot be sent on
             raise bad_request(f"session_id={found!r:.100} is none")
         return DEFAULT_SESSION if found is None else found
+
+    def bounds(self) -> Bounds:
+        """Of a download: those given, the usual ones otherwise."""
+        names = ("max_bytes", "max_entries", "max_depth")
+        return parse_bounds(**{name: found for name in names if (found := self.get(name)) is not None})
 
     def flag(self, name: str, default: bool = False) -> bool:
         text = self.get(name)

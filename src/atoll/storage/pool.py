@@ -7,7 +7,9 @@ Rules:
    sandboxes use what they may, so the default lets more of them in.
 3. Programs that change devices, mounts or the pool's file inherit the lock: when we are killed, they go on without us,
    and whoever comes next waits for them.
-4. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
+4. A disk, its quota and the record that it carries are committed together. The first sync inside of a disk that was not
+   committed yet commits all of it, so whatever of a disk is on the platter, its record is as well.
+5. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ from pathlib import Path
 
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error, too_many_open_files
 from atoll.protocol.ids import SandboxId
-from atoll.storage import btrfs
+from atoll.storage import attributes, btrfs
 from atoll.storage.base import Storage
-from atoll.storage.directory import DirectoryStorage, already_exists, existing
+from atoll.storage.directory import RECORD, DirectoryStorage, already_exists, existing
+from atoll.storage.epitaphs import Epitaphs
+from atoll.storage.lost import DIRECTORY as LOST
+from atoll.storage.lost import LostDisks
 
 LOCK = Path("/run/atoll-machine/pools")  # the machine's, as loop devices are
 PROGRAMS = ("mkfs.btrfs", "losetup", "mount", "umount")
@@ -37,6 +42,7 @@ WORTH_TRIMMING = 64 * 2**20
 RESERVE = 32 * 2**20  # with less than that free on the host, the pool's file soon cannot grow, and btrfs gives up
 SECTOR = 512
 ATTACH_ATTEMPTS = 20
+CREATE_ATTEMPTS = 5  # a commit between two calls to the kernel is rare, and five of them in a row are not to be
 MIN_POOL = 256 * 2**20  # what mkfs.btrfs wants, and a little more
 
 
@@ -68,20 +74,25 @@ class PoolStorage:
             raise cannot_write(str(self._mount), cause) from cause
         with machine_lock() as lock:
             self._open_pool(size, lock)
-        self._sizes = {name: read_size(self._mount / name) for name in self.names()}
+        self.lost, self.epitaphs = LostDisks(self._mount), Epitaphs(self._mount)
+        aside = (lost_key(name) for name in self.lost.names())
+        self._sizes: dict[str, int] = {name: read_size(self._mount / name) for name in (*self.names(), *aside)}
         self._committed = sum(self._sizes.values())
 
     @property
     def size(self) -> int:
         return self._file.stat().st_size
 
-    def create(self, sandbox: SandboxId, size: int) -> Path:
+    def create(self, sandbox: SandboxId, size: int, record: bytes = b"") -> Path:
         self._admit(size)
         disk = self._mount / sandbox
         try:
-            btrfs.create_subvolume(self._root, sandbox)
-            self._commit(sandbox, size)
-            self._set_up(disk, size)
+            for attempts_left in reversed(range(CREATE_ATTEMPTS)):
+                btrfs.create_subvolume(self._root, sandbox)
+                self._commit(sandbox, size)
+                if self._set_up(disk, size, record) or not attempts_left:
+                    break
+                btrfs.destroy_subvolume(self._root, sandbox)
         except FileExistsError as cause:
             raise already_exists(sandbox) from cause
         except OSError as cause:
@@ -92,6 +103,48 @@ class PoolStorage:
 
     def find(self, sandbox: SandboxId) -> Path:
         return existing(self._mount / sandbox)
+
+    def record(self, sandbox: str) -> bytes | None:
+        return attributes.read(self._mount / sandbox, RECORD)
+
+    def replace_record(self, sandbox: SandboxId, record: bytes) -> None:
+        attributes.write(self._mount / sandbox, RECORD, record)
+
+    def is_covered(self, sandbox: SandboxId) -> bool:
+        try:
+            fd = os.open(self._mount / sandbox, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # there may be no descriptor for it just now, and covering it needs none
+            return False
+        try:
+            return btrfs.is_in_one_transaction(fd)
+        finally:
+            os.close(fd)
+
+    def cover(self, sandbox: SandboxId) -> None:
+        btrfs.start_commit(self._root)
+
+    def is_empty(self, sandbox: SandboxId) -> bool:
+        return not any((self._mount / sandbox).iterdir())
+
+    def set_aside(self, sandbox: SandboxId, note: bytes) -> str:
+        name = self.lost.put(sandbox, note)
+        self._sizes[lost_key(name)] = self._sizes.pop(sandbox, 0)
+        return name
+
+    def take_back(self, name: str, sandbox: SandboxId, record: bytes) -> None:
+        attributes.write(self.lost.path(name), RECORD, record)
+        self.lost.take(name, sandbox)
+        self._sizes[sandbox] = self._sizes.pop(lost_key(name), 0)
+
+    def remove_lost(self, name: str) -> None:
+        directory = os.open(self.lost.path(name).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            btrfs.destroy_subvolume(directory, name)
+        except OSError as cause:
+            raise self._failure(cause) from cause
+        finally:
+            os.close(directory)
+        self._committed -= self._sizes.pop(lost_key(name), 0)
 
     def _admit(self, size: int) -> None:
         if shutil.disk_usage(self._file.parent).free < RESERVE:
@@ -148,12 +201,16 @@ class PoolStorage:
     def _unmount(self, lock: int) -> None:
         subprocess.run(["umount", self._mount], check=False, stderr=subprocess.DEVNULL, pass_fds=[lock])
 
-    def _set_up(self, disk: Path, size: int) -> None:
+    def _set_up(self, disk: Path, size: int, record: bytes) -> bool:
+        """Whether all of this was done in one transaction."""
         fd = os.open(disk, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fchmod(fd, 0o700)
             os.setxattr(fd, SIZE_ATTRIBUTE, str(size).encode())
             btrfs.limit(fd, size)
+            if record:
+                attributes.write(disk, RECORD, record)
+            return btrfs.is_in_one_transaction(fd)
         finally:
             os.close(fd)
 
@@ -288,6 +345,11 @@ def attach(file: Path, lock: int) -> str:
     # Without direct I/O every byte would be cached twice.
     command = ("losetup", "--find", "--show", "--direct-io=on", str(file))
     return run(*command, otherwise=_cannot_attach, lock=lock).strip()
+
+
+def lost_key(name: str) -> str:
+    """Under which the size of a disk that was set aside is known, which is promised still."""
+    return f"{LOST}/{name}"
 
 
 def read_size(disk: Path) -> int:

@@ -35,6 +35,7 @@ CODES_OF_AGENTS = frozenset(
         ErrorCode.AGENT_LOST,
         ErrorCode.COMMAND_NOT_FOUND,
         ErrorCode.DIRECTORY_NOT_EMPTY,
+        ErrorCode.DOWNLOAD_TOO_LARGE,
         ErrorCode.FILESYSTEM_ERROR,
         ErrorCode.FILE_EXISTS,
         ErrorCode.FILE_NOT_FOUND,
