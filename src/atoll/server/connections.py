@@ -24,11 +24,14 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.server.problems import problem_response
 from atoll.server.strangers import PATIENCE_SECONDS, Strangers
+from atoll.supervisor.descriptors import is_reserved, no_room
 
 MAX_HEAD = 64 * 1024
 HEAD_SECONDS = PATIENCE_SECONDS
 MAX_CONNECTIONS = 2_048
 MAX_PIPELINED = 16
+LAST_PART = 0.25  # of the reserve of descriptors, which no client gets
+CLOSED_FOR_ROOM = 4  # idle connections, for a new one
 DEPARTURE = "atoll.departure"  # the extension of a scope by which an endpoint gets at its client's `Departure`
 
 NOT_HTTP = error(
@@ -60,11 +63,13 @@ class ClientConnection(HttpToolsProtocol):
         self.flow = self._watched_flow = WatchedFlow(transport, self.loop)
         self._head_bytes = 0
         self._bytes_of_nothing = 0  # came since the last that made a head, a piece of a body or a whole request
-        self._is_in_head = self._is_in_body = False
+        self._is_in_head = self._is_in_body = self._is_for_one_request = False
         self._deadline: asyncio.TimerHandle | None = None
         is_tcp = bool(self.server and self.server[1] is not None)
         self._address = self.client[0] if is_tcp and self.client else None
-        if is_tcp and len(self.connections) > MAX_CONNECTIONS and not self._strangers.make_room(self):
+        if not self._has_room(transport, 1.0 if is_tcp else 0.5):
+            self._refuse(no_room())
+        elif is_tcp and len(self.connections) > MAX_CONNECTIONS and not self._strangers.make_room(self):
             self._refuse(TOO_MANY)
         else:
             self._set_deadline()
@@ -74,6 +79,25 @@ class ClientConnection(HttpToolsProtocol):
         """Of this server: all its connections share this state."""
         found: Strangers = vars(self.server_state).setdefault("strangers", Strangers())
         return found
+
+    def _has_room(self, transport: asyncio.Transport, part: float) -> bool:
+        """Those that nobody uses are closed for it: their clients come again when they need us.
+
+        That helps the next. This one has a descriptor of the reserve, so it is not kept for longer than a request.
+        """
+        fd = transport.get_extra_info("socket").fileno()
+        if not is_reserved(fd, part):
+            return True
+        idle = [one for one in self.connections if one is not self and getattr(one, "is_idle", False)]
+        for connection in idle[:CLOSED_FOR_ROOM]:
+            connection.transport.close()
+        self._is_for_one_request = True
+        return bool(idle) and not is_reserved(fd, LAST_PART)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its client has had its last answer and has not begun to ask again."""
+        return (self.cycle is not None and self.cycle.response_complete) and not (self._is_in_head or self.pipeline)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
@@ -117,6 +141,8 @@ class ClientConnection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("so many requests before the first is answered")  # which the parser takes for a bad one
         super().on_headers_complete()
+        if self._is_for_one_request and self.cycle:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._bytes_of_nothing = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -12,7 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from atoll.protocol.errors import AtollError, CallerError, ErrorBody, ErrorCode, HostError, SandboxError, error
+from atoll.protocol.errors import (
+    AtollError,
+    CallerError,
+    ErrorBody,
+    ErrorCode,
+    HostError,
+    SandboxError,
+    error,
+    too_many_open_files,
+)
 from atoll.telemetry.log import Seldom
 from atoll.telemetry.log_lines import about
 
@@ -126,6 +136,8 @@ def _methods_of(request: Request) -> list[str]:
 
 
 async def on_any_error(request: Request, cause: Exception) -> Response:
+    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+        return problem_response(too_many_open_files(cause))
     _ours.log(logging.ERROR, "%s failed", _named(request.scope), exc_info=cause)
     body = ErrorBody(
         code=ErrorCode.INTERNAL_ERROR, message="the server failed at this", remedy="Its log has the details; report it."

@@ -23,6 +23,7 @@ from atoll.server.connections import ClientConnection, ClientWebSocket
 from atoll.server.settings import Settings
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
+from atoll.supervisor.descriptors import FEWEST_OPEN_FILES, check_limit
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Findings
 from atoll.supervisor.roster import Roster
@@ -54,6 +55,7 @@ def serve(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> None:
+    take_enough_files()  # before anything is made
     machine = await open_machine(settings)
     if machine is None:
         logger.info("another server is there, so this one is not needed")
@@ -103,6 +105,14 @@ def log_findings(found: Findings) -> None:
         logger.info("sandboxes found: %s", counted)
     for name in found.damaged:
         logger.error("sandbox %s: its record is damaged", name, extra=about(sandbox=name))
+
+
+def take_enough_files() -> None:
+    """For the shells of sandboxes too: they begin with the limits that there are now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    check_limit(hard)
+    if soft != resource.RLIM_INFINITY and soft < FEWEST_OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_OPEN_FILES, hard))
 
 
 def raise_file_limit() -> None:
