@@ -22,6 +22,7 @@ _RESIZE = _request(_WRITE, 3, 4096)
 _SUBVOLUME_CREATE = _request(_WRITE, 14, 4096)
 _SUBVOLUME_DESTROY = _request(_WRITE, 15, 4096)
 _INODE_LOOKUP = _request(_READ | _WRITE, 18, 4096)
+_START_SYNC = 0x8008_9418
 _QUOTA_CONTROL = _request(_READ | _WRITE, 40, 16)
 _QGROUP_LIMIT = _request(_READ, 43, 48)
 _TRIM = 0xC018_5879  # every file system's, not btrfs's own
@@ -50,14 +51,24 @@ def destroy_subvolume(directory: int, name: str) -> None:
     fcntl.ioctl(directory, _SUBVOLUME_DESTROY, _named(name))
 
 
-def limit(subvolume: int, size: int) -> None:
-    """Let the subvolume, open as a directory, hold at most `size` bytes."""
-    request = struct.pack("QQQQQQ", id_of(subvolume), _LIMIT_REFERENCED, size, 0, 0, 0)
-    fcntl.ioctl(subvolume, _QGROUP_LIMIT, bytearray(request))
+def limit(root: int, subvolume: int, size: int) -> None:
+    """Let the subvolume of that number hold at most `size` bytes."""
+    request = struct.pack("QQQQQQ", subvolume, _LIMIT_REFERENCED, size, 0, 0, 0)
+    fcntl.ioctl(root, _QGROUP_LIMIT, bytearray(request))
 
 
 def grow_to_device(root: int) -> None:
     fcntl.ioctl(root, _RESIZE, _named("max"))
+
+
+def shrink(root: int, size: int) -> None:
+    """To `size` bytes; what lies beyond is moved, which takes its time."""
+    fcntl.ioctl(root, _RESIZE, _named(str(size)))
+
+
+def begin_commit(root: int) -> None:
+    """Have what was done so far be written, and removed subvolumes be freed, soon and not in half a minute."""
+    fcntl.ioctl(root, _START_SYNC)
 
 
 def trim(root: int) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
+from atoll.store.reserve import reserve_room
 
 NAME = "atoll.db"
 BUSY_SECONDS = 10.0
@@ -136,6 +137,7 @@ def open_database(state: Path) -> Database:
             connection.execute("PRAGMA journal_mode=WAL")
             _wait_for_no_disk(connection)
             _migrate(connection)
+            reserve_room(path)
         except (sqlite3.Error, OSError) as cause:
             raise unusable(path, cause) from cause
         undo.pop_all()
@@ -177,6 +179,7 @@ def fold_log(path: Path, longest: int = LONG_LOG) -> None:
             with connection.transaction():
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
                 connection.execute(f"PRAGMA user_version={version}")
+    reserve_room(path)
 
 
 def _migrate(database: Database) -> None:
