@@ -40,6 +40,14 @@ DEFAULT_PORT = 7070
     show_envvar=True,
     help="Where its sockets are.",
 )
+@click.option(
+    "--disk-overcommit",
+    type=click.FloatRange(min=0, min_open=True),
+    envvar="ATOLL_DISK_OVERCOMMIT",
+    show_default="as often as what is in use allows",
+    show_envvar=True,
+    help="How often the pool may be promised to disks; with 1 all of it is allocated now, and every byte is certain.",
+)
 @click.option("--embedded", is_flag=True, hidden=True, help="End when nobody needs the server any more.")
 @click.option("--idle-exit", type=float, default=IDLE_EXIT_SECONDS, hidden=True)
 @json_option
@@ -49,6 +57,7 @@ def serve(
     allow_host: tuple[str, ...],
     state_dir: Path,
     runtime_dir: Path | None,
+    disk_overcommit: float | None,
     embedded: bool,
     idle_exit: float,
     as_json: bool,
@@ -71,6 +80,7 @@ def serve(
             is_embedded=embedded,
             idle_exit=idle_exit,
             allowed_hosts=allow_host,
+            disk_overcommit=disk_overcommit,
         )
     )
 

@@ -407,7 +407,7 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
         return error(
             ErrorCode.NO_SPACE,
             f"no space is left to write {path}",
-            remedy="Free some space on the disk that holds it, or destroy sandboxes.",
+            remedy="Free some space on the disk that holds it (`df`), or files where it has no inode left (`df -i`).",
             path=path,
         )
     if cause.errno in (errno.EMFILE, errno.ENFILE):

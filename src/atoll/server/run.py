@@ -81,7 +81,7 @@ async def open_machine(settings: Settings) -> Machine | None:
     give_up = time.monotonic() + (TAKE_OVER_SECONDS if settings.is_embedded else 0)
     while True:
         try:
-            return Machine(settings.state, settings.runtime)
+            return Machine(settings.state, settings.runtime, disk_overcommit=settings.disk_overcommit)
         except AtollError as problem:
             if problem.code != ErrorCode.STATE_DIRECTORY_IN_USE:
                 raise

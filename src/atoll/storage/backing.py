@@ -4,7 +4,7 @@ A btrfs that meets a full disk below it lets nobody write any more, for good. So
 small, and grows by blocks that were allocated first. It is mounted to discard nothing, or holes would come back; those
 that an operator's `fstrim` makes are filled again (`headroom`).
 
-Beyond the end of the file lie blocks for an emergency: see `extend`.
+Beyond the end of the file lie blocks for an emergency (`set_aside`): metadata that finds no room otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def allocate(file: int, size: int) -> None:
     On a file system that cannot promise blocks it only gets the size.
     """
     try:
-        _fallocate(file, 0, size)
+        _fallocate(file, 0, 0, size)
     except OSError as cause:
         if cause.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
             raise
@@ -41,7 +41,7 @@ def allocate(file: int, size: int) -> None:
 def set_aside(file: int, size: int) -> bool:
     """Whether the host gave `size` more bytes beyond the end of the file."""
     try:
-        _fallocate(file, _KEEP_SIZE, os.fstat(file).st_size + size)
+        _fallocate(file, _KEEP_SIZE, os.fstat(file).st_size, size)
     except OSError:
         return False
     return True
@@ -69,8 +69,8 @@ def follow_size(device: str) -> None:
         os.close(fd)
 
 
-def _fallocate(file: int, mode: int, size: int) -> None:
+def _fallocate(file: int, mode: int, start: int, size: int) -> None:
     # Not posix_fallocate, which writes every block itself where the file system has no such call.
-    if _libc.fallocate(file, mode, ctypes.c_int64(0), ctypes.c_int64(size)):
+    if _libc.fallocate(file, mode, ctypes.c_int64(start), ctypes.c_int64(size)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

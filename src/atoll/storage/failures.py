@@ -8,6 +8,23 @@ from pathlib import Path
 
 from atoll.protocol.errors import AtollError, ErrorCode, error, too_many_open_files
 from atoll.protocol.findings import format_size
+from atoll.storage.admission import Disk
+
+_OF_A_READ_ONLY_POOL = frozenset(
+    {
+        ErrorCode.SANDBOX_START_FAILED,
+        ErrorCode.READ_ONLY,
+        ErrorCode.FILESYSTEM_ERROR,
+        ErrorCode.PROCESS_LIMIT_REACHED,
+        ErrorCode.NO_SPACE,
+    }
+)
+
+
+def may_be_of_read_only(problem: AtollError) -> bool:
+    """Whether an operation may fail with this on a disk that takes nothing more. It may for other reasons as well."""
+    is_without_shell = problem.code == ErrorCode.COMMAND_NOT_FOUND and problem.context.get("command") == "sh"
+    return is_without_shell or problem.code in _OF_A_READ_ONLY_POOL
 
 
 def pool_failure(cause: OSError, file: Path, mount: Path) -> AtollError:
@@ -30,6 +47,21 @@ def pool_full(file: Path, mount: Path) -> AtollError:
         path=str(file),
         pool_free=pool_free,
         host_free=host_free,
+    )
+
+
+def disk_full(disk: Disk) -> AtollError:
+    held = "" if disk.limit == disk.size else ", as the pool is nearly full"
+    return error(
+        ErrorCode.NO_SPACE,
+        f"the disk of sandbox {disk.name!r} is full: it uses {format_size(disk.used)} of {format_size(disk.size)}, and "
+        f"may use {format_size(disk.limit)} now{held}",
+        remedy="Delete files in it, if it runs. Else free space on the disk that holds the pool or destroy sandboxes, "
+        "if the pool is nearly full; or destroy it, and make one with a larger disk.",
+        sandbox=disk.name,
+        used=disk.used,
+        size=disk.size,
+        limit=disk.limit,
     )
 
 

@@ -10,10 +10,13 @@ import msgspec
 
 MIB, GIB = 2**20, 2**30
 STEP = 64 * MIB
+LEAST_STEP = 16 * MIB  # each waits for a commit
 LEAST = 256 * MIB  # btrfs takes no smaller device
 AHEAD = GIB
 MOST_AHEAD = 8 * GIB
 BURST_FACTOR = 8  # of what was written between two looks, so much is kept free
+SHARE_AHEAD = 16  # of what the host has; one disk may be filled at once, as `fallocate` does, if it is no more
+SHRINK_STEP = GIB
 HOST_RESERVE = GIB
 
 
@@ -29,6 +32,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     unbacked: int  # of the device, what the host has not given yet
     host_total: int
     host_free: int
+    largest: int = 0  # of the disks in it, as promised
 
     @property
     def host_reserve(self) -> int:
@@ -58,7 +62,8 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 def ahead_of(room: Room, burst: int) -> int:
     """Bytes to keep free, when `burst` of them were written since the last look."""
     base = min(AHEAD, max(STEP, room.host_total // 32), max(STEP, room.most // 8))
-    return min(MOST_AHEAD, max(base, BURST_FACTOR * burst))
+    at_once = min(room.largest, (room.host_free + room.size) // SHARE_AHEAD)
+    return min(MOST_AHEAD, max(base, at_once, BURST_FACTOR * burst))
 
 
 def enlarged(room: Room, burst: int) -> int:
@@ -66,7 +71,8 @@ def enlarged(room: Room, burst: int) -> int:
     missing = max(ahead_of(room, burst) - room.free, STEP if is_emergency(room) else 0)
     if missing <= 0:
         return room.size
-    return room.size + min(round_up(missing), room.growth // STEP * STEP or _last_step(room))
+    step = min(round_up(missing), room.growth // MIB * MIB)
+    return room.size + step if step >= LEAST_STEP or step == room.most - room.size else room.size
 
 
 def is_emergency(room: Room) -> bool:
@@ -90,7 +96,7 @@ def reduced(room: Room) -> int:
     idle = room.free - 2 * ahead
     if idle < max(AHEAD, room.size // 4):
         return room.size
-    return max(LEAST, room.size - min(idle, AHEAD) // STEP * STEP)
+    return max(LEAST, room.size - min(idle, SHRINK_STEP) // STEP * STEP)
 
 
 def first_size(most: int, host_free: int) -> int:
@@ -100,8 +106,3 @@ def first_size(most: int, host_free: int) -> int:
 
 def round_up(size: int) -> int:
     return -(-size // STEP) * STEP
-
-
-def _last_step(room: Room) -> int:
-    """Up to the very end of what it may become."""
-    return room.most - room.size if room.growth == room.most - room.size else 0

@@ -36,6 +36,7 @@ RETRY_SECONDS = 1.0
 
 _KINDS = ("data", "metadata", "system")
 _TAKEN = ("bytes_used", "bytes_may_use", "bytes_reserved", "bytes_readonly")
+_METADATA_TAKEN = ("bytes_used", "bytes_reserved", "bytes_readonly")
 
 logger = logging.getLogger("atoll.storage")
 
@@ -45,10 +46,12 @@ class Counters:
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, int] = {}
+        names = [f"data/{name}" for name in ("total_bytes", *_TAKEN)]
+        names += [f"metadata/{name}" for name in ("total_bytes", *_METADATA_TAKEN)]
+        names += [f"{kind}/disk_total" for kind in _KINDS]
         try:
-            for kind in _KINDS:
-                for name in ("total_bytes", "disk_total", *_TAKEN):
-                    self._open(f"{kind}/{name}", directory / "allocation" / kind / name)
+            for name in names:
+                self._open(name, directory / "allocation" / name)
             self._open("reserve", directory / "allocation/global_rsv_size")
         except BaseException:
             self.close()
@@ -62,7 +65,7 @@ class Counters:
 
     @property
     def used(self) -> int:
-        return sum(self._read(f"{kind}/bytes_used") for kind in _KINDS)
+        return self._read("data/bytes_used") + self._read("metadata/bytes_used")
 
     @property
     def set_apart(self) -> int:
@@ -77,9 +80,8 @@ class Counters:
     @property
     def metadata_free(self) -> int:
         # What may be used is more than ever is: of that, only the kernel's own reserve counts.
-        taken = ("bytes_used", "bytes_reserved", "bytes_readonly")
-        own = self._read("reserve")
-        return self._read("metadata/total_bytes") - own - sum(self._read(f"metadata/{name}") for name in taken)
+        taken = sum(self._read(f"metadata/{name}") for name in _METADATA_TAKEN)
+        return self._read("metadata/total_bytes") - self._read("reserve") - taken
 
     def close(self) -> None:
         for fd in self._files.values():
@@ -115,6 +117,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     free: int
     quiet_since: float
+    is_freeing: bool = False
     commit_after: float = 0.0
     hold_after: float = 0.0
     pause: float = BUSY_SECONDS
@@ -165,6 +168,7 @@ class Headroom:
             unbacked=0 if self._is_backed else max(0, size - backing.taken(self._file)),
             host_total=host.f_blocks * host.f_frsize,
             host_free=host.f_bavail * host.f_frsize,
+            largest=self._quotas.largest,
         )
 
     @property
@@ -212,11 +216,13 @@ class Headroom:
             self._tend(room, max(0, written))
             if is_quiet and now - last.quiet_since >= SHRINK_AFTER_SECONDS:
                 self._reduce(room)
-        if is_freeing and now >= last.commit_after:
+        # Once more when the kernel has freed it: what was freed can be written again after the next commit.
+        if (is_freeing and now >= last.commit_after) or (last.is_freeing and not is_freeing):
             btrfs.begin_commit(self._ground.root)
         room = self.look()
         return Turn(
             free=room.free,
+            is_freeing=is_freeing,
             quiet_since=last.quiet_since if is_quiet else now,
             commit_after=now + COMMIT_SECONDS if now >= last.commit_after else last.commit_after,
             hold_after=self._hold(room) if now >= last.hold_after else last.hold_after,
@@ -230,12 +236,12 @@ class Headroom:
         target = self._most if self._ground.is_certain else growth.enlarged(room, written)
         if target > room.size:
             self._enlarge(target)
+            self._set_aside()  # what growth took of it is less than what the host was found to have
         elif growth.is_emergency(room) and self._has_emergency:
-            self._has_emergency = False
             self._enlarge(room.size + growth.emergency(self._most))
-        elif not self._has_emergency and room.host_spare > 2 * growth.emergency(self._most):
-            self._has_emergency = backing.set_aside(self._file, growth.emergency(self._most))
-            self._given = self._given and backing.taken(self._file)
+            return
+        if not self._has_emergency and self.look().host_spare > growth.emergency(self._most):
+            self._set_aside()
 
     def prove_growth(self) -> None:
         """Raise OSError if the pool cannot become as large as it is to be."""
@@ -262,6 +268,11 @@ class Headroom:
         except OSError as cause:  # what was allocated of it is ours all the same
             self._say(f"cannot grow to {size} bytes: {cause}")
         self.follow()
+        self._given = self._given and backing.taken(self._file)
+
+    def _set_aside(self) -> None:
+        """Blocks beyond the end of the file, where the next growth finds them, and then they are set aside anew."""
+        self._has_emergency = backing.set_aside(self._file, growth.emergency(self._most))
         self._given = self._given and backing.taken(self._file)
 
     def follow(self) -> None:

@@ -24,10 +24,9 @@ from pathlib import Path
 
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId
-from atoll.storage import admission, backing, btrfs, growth
+from atoll.storage import admission, backing, btrfs, failures, growth
 from atoll.storage.base import Storage
 from atoll.storage.directory import DirectoryStorage, already_exists, existing
-from atoll.storage.failures import pool_damaged, pool_failure
 from atoll.storage.headroom import Ground, Headroom
 from atoll.storage.quotas import Quotas
 
@@ -129,6 +128,16 @@ class PoolStorage:
         except KeyError as cause:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._mount / sandbox)) from cause
 
+    def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:
+        if failures.may_be_of_read_only(problem) and failures.is_read_only(self._mount):
+            return failures.pool_read_only(self._file)
+        if problem.context.get("errno") not in (errno.ENOSPC, errno.EDQUOT):
+            return problem
+        disk = self._quotas.find(sandbox)
+        if disk and disk.used + WORTH_FREEING >= disk.limit:
+            return failures.disk_full(disk)
+        return failures.pool_full(self._file, self._mount)
+
     def close(self) -> None:
         """Unmount. While sandboxes run, the file system lives on with them, and the next to open it finds it so."""
         self._headroom.close()
@@ -212,8 +221,9 @@ class PoolStorage:
         self._headroom = Headroom(ground, self._quotas)
         try:
             self._headroom.follow()  # to what was allocated, if somebody was killed who did this
-            if self.size != known:
+            if known and self.size > known:
                 self._headroom.prove_growth()
+            if self.size != known:
                 label.write_text(label_of(self.size))
             self._headroom.start()
         except BaseException:
@@ -232,10 +242,10 @@ class PoolStorage:
                 os.close(fd)
 
     def _damaged(self, said: str) -> AtollError:
-        return pool_damaged(self._file, said)
+        return failures.pool_damaged(self._file, said)
 
     def _failure(self, cause: OSError) -> AtollError:
-        return pool_failure(cause, self._file, self._mount)
+        return failures.pool_failure(cause, self._file, self._mount)
 
 
 @contextmanager

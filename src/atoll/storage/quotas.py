@@ -21,6 +21,7 @@ class Quotas:
         self._groups: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._limits: dict[str, int] = {}
+        self._largest = 0
         self.committed = 0
 
     def __len__(self) -> int:
@@ -28,18 +29,15 @@ class Quotas:
 
     @property
     def largest(self) -> int:
-        return max(list(self._sizes.values()), default=0)
-
-    @property
-    def all_are_full(self) -> bool:
-        """Whether nobody is held below what it may use."""
-        return self._limits == self._sizes
+        """What one of them may use at most."""
+        return self._largest
 
     def add(self, name: str, subvolume: int, size: int, limit: int) -> None:
         """`subvolume` is open as a directory."""
         self._groups[name] = btrfs.id_of(subvolume)
         self.committed += size - self._sizes.get(name, 0)
         self._sizes[name] = size
+        self._largest = max(self._largest, size)
         if size:
             self.limit(name, limit)
 
@@ -48,7 +46,10 @@ class Quotas:
         self._limits[name] = limit
 
     def drop(self, name: str) -> None:
-        self.committed -= self._sizes.pop(name, 0)
+        size = self._sizes.pop(name, 0)
+        self.committed -= size
+        if size == self._largest:
+            self._largest = max(self._sizes.values(), default=0)
         self._limits.pop(name, None)
         self._groups.pop(name, None)
 
@@ -60,14 +61,16 @@ class Quotas:
         return _read(self._directory / f"0_{self._groups[name]}", "referenced")
 
     def disks(self) -> list[Disk]:
-        """With what is on its way to each; those that go meanwhile are left out."""
-        found = []
-        for name, size in list(self._sizes.items()):
-            with suppress(OSError, KeyError):
-                group = self._directory / f"0_{self._groups[name]}"
-                used = _read(group, "referenced") + _read(group, "rsv_data")
-                found.append(Disk(name=name, size=size, used=used, limit=self._limits[name]))
-        return found
+        """All; those that go meanwhile are left out."""
+        return [disk for disk in map(self.find, list(self._sizes)) if disk]
+
+    def find(self, name: str) -> Disk | None:
+        """With what is on its way to it."""
+        with suppress(OSError, KeyError):
+            group = self._directory / f"0_{self._groups[name]}"
+            used = _read(group, "referenced") + _read(group, "rsv_data")
+            return Disk(name=name, size=self._sizes[name], used=used, limit=self._limits[name])
+        return None
 
 
 def _read(group: Path, name: str) -> int:

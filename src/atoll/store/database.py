@@ -194,6 +194,8 @@ def _migrate(database: Database) -> None:
 
 
 def unusable(path: Path, cause: Exception) -> AtollError:
+    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        return cannot_write(str(path), cause)
     if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return cannot_write(str(path), OSError(errno.ENOSPC, str(cause)))
     return error(

@@ -10,6 +10,7 @@ soon as it is entered (`async with`).
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.preflight import check_machine
 from atoll.images.catalog import ImageCatalog
 from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
 from atoll.storage.directory import already_exists
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from atoll.engine.base import Engine
+    from atoll.protocol.rootfs import Rootfs
     from atoll.storage.base import Storage
 
 DEFAULT_STATE = Path("/var/lib/atoll")
@@ -63,6 +65,7 @@ class Machine:
         images: ImageCatalog | None = None,
         engine: Engine | None = None,
         storage: Storage | None = None,
+        disk_overcommit: float | None = None,
     ) -> None:
         state, runtime = state.absolute(), runtime.absolute()
         if engine is None:
@@ -71,7 +74,7 @@ class Machine:
             self._lock = StateLock(state)
             undo.callback(self._lock.release)
             self.images = images or ImageCatalog(state / "images")
-            self.storage: Storage = storage or open_storage(state)
+            self.storage: Storage = storage or open_storage(state, overcommit=disk_overcommit)
             undo.callback(self.storage.close)
             self.database = open_database(state)
             undo.callback(self.database.close)
@@ -125,11 +128,11 @@ class Machine:
             raise already_exists(name)
         rootfs = self.images.known(image)
         if rootfs is None:
-            rootfs = await asyncio.to_thread(self.images.resolve, image)
+            rootfs = await self._resolve(image)
         disk = self.storage.create(name, accepted.disk)
         try:
             spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {}))
-            sandbox = await self.engine.start(spec)
+            sandbox = await self._launch(spec)
             record = SandboxRecord(
                 id=name,
                 image=rootfs.image,
@@ -165,7 +168,7 @@ class Machine:
             limits=record.limits,
             env={name: value for name, value in (ENV | rootfs.env | record.env).items() if value is not None},
         )
-        sandbox = await self.engine.start(spec)
+        sandbox = await self._launch(spec)
         try:
             # If we are killed before it is told to live on, it ends with us: then this record is of one that has ended.
             self.update(
@@ -245,6 +248,21 @@ class Machine:
 
     def update(self, record: SandboxRecord, **changes: Any) -> None:
         self._records.replace(msgspec.structs.replace(record, **changes))
+
+    async def _resolve(self, image: str) -> Rootfs:
+        """An image that is used for the first time, of which something is kept."""
+        try:
+            return await asyncio.to_thread(self.images.resolve, image)
+        except OSError as cause:
+            if isinstance(cause, AtollError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise cannot_write(cause.filename or f"image {image!r}", cause) from cause
+
+    async def _launch(self, spec: SandboxSpec) -> LiveSandbox:
+        try:
+            return await self.engine.start(spec)
+        except AtollError as problem:
+            raise self.storage.explain(problem, spec.id) from problem
 
     async def _put_on_record(self, sandbox: LiveSandbox, record: SandboxRecord) -> None:
         """A kill before the end of this undoes the creation, one after it changes nothing.
