@@ -218,7 +218,7 @@ class Headroom:
                 self._reduce(room)
         # Once more when the kernel has freed it: what was freed can be written again after the next commit.
         if (is_freeing and now >= last.commit_after) or (last.is_freeing and not is_freeing):
-            btrfs.begin_commit(self._ground.root)
+            self._commit()
         room = self.look()
         return Turn(
             free=room.free,
@@ -292,6 +292,12 @@ class Headroom:
         os.ftruncate(self._file, size)
         self.follow()
         self._given = self._given and backing.taken(self._file)
+
+    def _commit(self) -> None:
+        btrfs.begin_commit(self._ground.root)
+        # If there is nothing to commit, the thread that frees removed subvolumes sleeps on; a label wakes it.
+        label = self._ground.directory / "label"
+        label.write_text(label.read_text().strip())
 
     def _hold(self, room: Room) -> float:
         """Keep whoever writes from what is reserved for others. Returns when to look again."""
