@@ -1,6 +1,6 @@
 # Two commands do everything: `make run` shows a sandbox, `make test` proves it. Both install what is missing.
 
-.PHONY: run test check bench seccomp sync clean
+.PHONY: run test soak check bench seccomp sync clean
 
 run: ## make a sandbox and run Python and shell code in it
 	@scripts/setup run
@@ -13,6 +13,10 @@ test: ## every test, with the linters
 	@.venv/bin/mypy
 	@.venv/bin/pytest -n 3 -m 'not alone'
 	@.venv/bin/pytest -m alone
+
+soak: ## ten minutes of use under kills, stops and clocks that are set; nothing may be lost, done twice or left
+	@scripts/setup test
+	@.venv/bin/python -m tests.soak
 
 check: ## format, lint and type-check
 	@scripts/setup test

@@ -24,7 +24,7 @@ from pathlib import Path
 from atoll.engine.native import seccomp
 from atoll.engine.native.capabilities import Capability
 from atoll.engine.native.engine import NativeEngine
-from atoll.engine.native.mounts import HIDDEN, READ_ONLY
+from atoll.engine.native.views import READ_ONLY, to_hide
 from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
@@ -213,8 +213,8 @@ def oci_config(architectures: tuple[str, ...]) -> dict[str, object]:
             "uidMappings": ids,
             "gidMappings": ids,
             "namespaces": [{"type": kind} for kind in ("user", "mount", "pid", "network", "ipc", "uts", "cgroup")],
-            "maskedPaths": list(HIDDEN),
-            "readonlyPaths": list(READ_ONLY),
+            "maskedPaths": [f"/proc/{name}" for name in to_hide(set())],
+            "readonlyPaths": [f"/proc/{name.decode()}" for name in READ_ONLY],
             "seccomp": syscalls,
         },
     }

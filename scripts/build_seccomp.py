@@ -9,16 +9,20 @@ Needs libseccomp's Python binding (Debian: python3-seccomp), so it runs under th
 load the result as it is: compiling it at each start would cost more than everything else of a start together.
 
 The policy: what is listed is allowed. What is known and refused answers EPERM, as a missing capability would. What
-nobody here has looked at answers ENOSYS, and programs fall back as on an older kernel.
+nobody here has looked at answers ENOSYS, and programs fall back as on an older kernel: cachestat for one, which tells
+what is in the page cache. What remains of that is how long a read takes, and which pages a fault maps beside its own;
+reads that do not wait (RWF_NOWAIT) are nothing an overlay can do.
 """
 
 import argparse
 import errno
 import json
+import struct
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import seccomp
 from seccomp import ALLOW, EQ, ERRNO, GT, MASKED_EQ, NE, Arg, Attr
@@ -37,7 +41,7 @@ ALLOWED = """
     inotify_init inotify_init1 inotify_rm_watch ioctl
     ioprio_get ioprio_set kill landlock_add_rule landlock_create_ruleset landlock_restrict_self lchown
     lgetxattr link linkat listen listxattr llistxattr lremovexattr lseek lsetxattr lstat madvise membarrier
-    memfd_create mincore mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect mq_getsetattr mq_notify
+    memfd_create mkdir mkdirat mknod mknodat mlock mlock2 mlockall mmap mprotect mq_getsetattr mq_notify
     mq_open mq_timedreceive mq_timedsend mq_unlink mremap msgctl msgget msgrcv msgsnd msync munlock munlockall
     munmap nanosleep newfstatat open openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 pkey_alloc
     pkey_free pkey_mprotect poll ppoll prctl pread64 preadv preadv2 prlimit64 process_madvise process_mrelease
@@ -69,6 +73,7 @@ REFUSED = {
     "asynchronous I/O of old, whose queues are one pool for the whole machine": "io_setup io_submit io_getevents "
     "io_pgetevents io_cancel io_destroy",
     "16-bit segments": "modify_ldt",
+    "what others have read of files that sandboxes share": "mincore",
 }
 
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET
@@ -78,8 +83,52 @@ PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 
 UNIX, INET, INET6, NETLINK = 1, 2, 10, 16
 NETLINK_ROUTE = 0
+STREAM, DATAGRAM, RAW, SEQUENCED = 1, 2, 3, 5
 IP_PROTOCOLS = (0, 1, 6, 17, 58, 255)  # default, ICMP, TCP, UDP, ICMPv6, raw; SCTP, DCCP and MPTCP stay out
 
+WHOLE = 0xFFFFFFFF
+
+
+class Condition(NamedTuple):
+    """An argument's lower half, masked, is one of some values."""
+
+    argument: int
+    values: Collection[int]
+    mask: int = WHOLE
+
+
+class Refusal(NamedTuple):
+    """Calls that are refused although their name is allowed: all conditions hold."""
+
+    name: str
+    error: int
+    conditions: Sequence[Condition]
+
+
+SOL_SOCKET = 1
+ATTACH = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF and _REUSEPORT_EBPF
+TERMINAL_INPUT = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
+PR_SET_SECCOMP, MODE_FILTER, SET_MODE_FILTER = 22, 2, 1
+NO_TYPE = set(range(16)) - {STREAM, DATAGRAM, RAW, SEQUENCED}
+
+# Of an int the kernel takes the lower half and ignores what is above it, so that is what is compared here. libseccomp
+# compares all 64 bits, which is safe where something is allowed: a value with more above it is then another one.
+BY_ARGUMENT = (
+    # Every filter is compiled into memory of which the machine has one pool, 0.5 GiB here. One sandbox could take all
+    # of it, and no filter can then be installed, ours included: no sandbox starts. Programs that narrow what they
+    # receive go on without.
+    Refusal("setsockopt", errno.EPERM, (Condition(1, [SOL_SOCKET]), Condition(2, ATTACH))),
+    # The same pool: 280 KB for each process. EINVAL is what a kernel without filters says, and what man, sshd and
+    # browsers take for that; Landlock is there. Strict mode needs no filter.
+    Refusal("prctl", errno.EINVAL, (Condition(0, [PR_SET_SECCOMP]), Condition(1, [MODE_FILTER]))),
+    Refusal("seccomp", errno.EINVAL, (Condition(0, [SET_MODE_FILTER]),)),
+    # Typing into a terminal, and kernel code for modems.
+    Refusal("ioctl", errno.EPERM, (Condition(1, TERMINAL_INPUT),)),
+    # SOCK_PACKET makes a packet socket of any family. Other types choose a protocol by themselves: SCTP, DCCP.
+    Refusal("socket", errno.ESOCKTNOSUPPORT, (Condition(1, NO_TYPE, mask=0xF),)),
+    Refusal("socket", errno.ESOCKTNOSUPPORT, (Condition(0, [INET, INET6]), Condition(1, [SEQUENCED], mask=0xF))),
+    Refusal("socketpair", errno.ESOCKTNOSUPPORT, (Condition(1, NO_TYPE, mask=0xF),)),
+)
 
 ALLOWING, UNKNOWN = "SCMP_ACT_ALLOW", errno.ENOSYS
 COMPARISONS = {"SCMP_CMP_EQ": EQ, "SCMP_CMP_NE": NE, "SCMP_CMP_GT": GT, "SCMP_CMP_MASKED_EQ": MASKED_EQ}
@@ -128,7 +177,7 @@ def compared(index: int, op: str, value: int, value_two: int | None = None) -> d
 
 
 def oci_profile() -> dict:
-    """What OCI runtimes compile at each start."""
+    """What OCI runtimes compile at each start. It cannot say what is refused by an argument."""
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": UNKNOWN,
@@ -152,11 +201,46 @@ def policy(profile: dict) -> "seccomp.SyscallFilter":
     return policy
 
 
+INSTRUCTION = struct.Struct("HBBI")
+LOAD, MASK, JUMP, JUMP_IF_EQUAL, RETURN = 0x20, 0x54, 0x05, 0x15, 0x06  # classic BPF
+RETURN_ERROR = 0x50000
+NUMBER, ARGUMENTS = 0, 16  # offsets in what a filter is given; eight bytes for each argument, the lower half first
+
+
+def refused_by_argument() -> bytes:
+    """What comes before libseccomp's program. It allows nothing, so it need not look at the architecture."""
+    return b"".join(block(refusal) for refusal in BY_ARGUMENT)
+
+
+def block(refusal: Refusal) -> bytes:
+    """Runs into what follows unless all holds. The kernel knows of other numbers that this never concerns them."""
+    program = instruction(RETURN, RETURN_ERROR | refusal.error)
+    for condition in reversed(refusal.conditions):
+        program = unless(condition, skip=program) + program
+    number = seccomp.resolve_syscall(seccomp.Arch(), refusal.name)
+    skipped = len(program) // INSTRUCTION.size
+    return instruction(LOAD, NUMBER) + instruction(JUMP_IF_EQUAL, number, 0, skipped) + program
+
+
+def unless(condition: Condition, skip: bytes) -> bytes:
+    values = sorted(condition.values)
+    program = instruction(LOAD, ARGUMENTS + 8 * condition.argument)
+    if condition.mask != WHOLE:
+        program += instruction(MASK, condition.mask)
+    for index, value in enumerate(values):
+        program += instruction(JUMP_IF_EQUAL, value, len(values) - index)
+    return program + instruction(JUMP, len(skip) // INSTRUCTION.size)
+
+
+def instruction(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return INSTRUCTION.pack(code, if_true, if_false, operand)
+
+
 def compile_policy() -> bytes:
     with tempfile.TemporaryFile() as file:
         policy(oci_profile()).export_bpf(file)
         file.seek(0)
-        return file.read()
+        return refused_by_argument() + file.read()
 
 
 def main() -> None:

@@ -12,24 +12,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.messages import DEFAULT_SESSION, Exec, ExecShell
 from atoll.supervisor.agent_link import AgentLink, CommandOutput
 from atoll.supervisor.machine import Machine
+from tests import run_directory
 from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_leaks
 
 IMAGES = ("host", "busybox")
 ALONE = {"contract", "hostile"}  # directories of tests that look for every left-over, or compare times
 _numbers = itertools.count()
 
-settings.register_profile("tests", settings(), deadline=None)  # a machine that stands still makes no example slow
+# A machine that stands still makes no example slow, nor the making of one.
+slow = [HealthCheck.too_slow]
+settings.register_profile("tests", settings(), deadline=None, suppress_health_check=slow)
 settings.load_profile("tests")
 
 
-def pytest_configure() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    run_directory.choose(config)
+    _heed_signals()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    run_directory.remove(session.config, has_failed=exitstatus != pytest.ExitCode.OK)
+
+
+def _heed_signals() -> None:
     """A shell that puts us in the background, and nohup, have us ignore signals, which all that we start inherits."""
     for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -77,8 +91,8 @@ async def machine(state: Path, busybox_root: Path, surroundings: Surroundings) -
         assert isinstance(machine.engine, NativeEngine)
         surroundings.shared.add(directory)
         surroundings.nursery = machine.engine.nursery_pid
-        assert machine._log_keeper
-        machine._log_keeper.cancel()  # it opens files, while tests count theirs
+        for keeper in machine._keepers:
+            keeper.cancel()  # they open files, while tests count theirs
         yield machine
     surroundings.shared.remove(directory)
     surroundings.nursery = None

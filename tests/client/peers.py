@@ -273,8 +273,13 @@ class ContractHandler(BaseHTTPRequestHandler):
                 self.answer(200, ServerInfo(version="0", pid=os.getpid(), started_at=datetime.now(UTC)))
             case "GET", ["sandboxes"]:
                 wanted = dict(label.split("=", 1) for label in parse_qs(url.query).get("label", []))
+                after, limit = (
+                    parse_qs(url.query).get(name, [usual])[0] for name, usual in (("after", ""), ("limit", "100"))
+                )
                 found = [one for one in self.server.sandboxes.values() if wanted.items() <= one.labels.items()]
-                self.answer(200, SandboxList(sandboxes=found))
+                found = sorted((one for one in found if one.id > after), key=lambda one: one.id)
+                page = found[: int(limit)]
+                self.answer(200, SandboxList(sandboxes=page, next=page[-1].id if len(found) > len(page) else None))
             case "PUT", ["sandboxes", id]:
                 options = msgspec.json.decode(body, type=SandboxOptions)
                 self.answer(201, self.server.sandboxes.get(id) or self.server.create(id, options))

@@ -2,11 +2,13 @@
 
     create ID  ->  made ID, then wrote ID once a file in it holds its id; or: failed ID CODE
     remove ID  ->  removed ID
+    sync ID    ->  synced ID, once that file is on the disk
+    read ID    ->  holds ID CONTENT, of one that had ended and is started for that
     quit
 
-It begins with a line for each sandbox that an earlier one left, `running ID CONTENT`, `ended ID` or `swept ID`, and
-`ready`. Run as `maker.py DIRECTORY NURSERY...`; with a nursery that has a trap (dying_nursery.py) it stops at its own
-points too.
+It begins with a line for each sandbox that an earlier one left, `running ID CONTENT`, `ended ID`, `swept ID` or `aside
+NAME`, and `ready`. Run as `maker.py DIRECTORY NURSERY...`; with a nursery that has a trap (dying_nursery.py) it stops
+at its own points too.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from typing import Any
 from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.errors import AtollError
+from atoll.protocol.ids import SandboxId
 from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.contract.dying_nursery import Trap
 
-CREATE_POINTS = ("disk made", "on record", "kept", "created")
+CREATE_POINTS = ("disk made", "on record", "kept", "created on disk", "created")
 REMOVE_POINTS = ("removal begun", "stopped", "disk removed", "removed")
 
 
@@ -59,6 +62,22 @@ async def remove(machine: Machine, name: str) -> None:
     say("removed", name)
 
 
+async def sync(machine: Machine, name: str) -> None:
+    live = await machine.adopt(name)
+    assert await run(live, "sync /kept && echo done") == "done"
+    live.release()
+    say("synced", name)
+
+
+async def read(machine: Machine, name: str) -> None:
+    live = await machine.start(machine.record(SandboxId(name)).id)
+    say("holds", name, await run(live, "cat /kept"))
+    live.release()
+
+
+VERBS = {"create": create, "remove": remove, "sync": sync, "read": read}
+
+
 async def tell_what_is_there(machine: Machine) -> None:
     for name in machine.findings.running:
         live = await machine.adopt(name)
@@ -69,6 +88,8 @@ async def tell_what_is_there(machine: Machine) -> None:
         say("ended", name)
     for name in machine.findings.removed:
         say("swept", name)
+    for disk in machine.findings.set_aside:
+        say("aside", disk)
     say("ready")
 
 
@@ -76,6 +97,7 @@ def stop_at_points(machine: Machine, trap: Trap) -> None:
     after(machine.storage, "create", lambda: trap.at("disk made"))
     after(machine._records, "begin", lambda: trap.at("on record"))
     after_async(machine.engine, "keep", lambda: trap.at("kept"))
+    after(machine.storage, "replace_record", lambda: trap.at("created on disk"))
     after(machine._records, "commit", lambda: trap.at("created"))
     after(machine._records, "begin_removal", lambda: trap.at("removal begun"))
     after_async(machine.engine, "stop", lambda: trap.at("stopped"))
@@ -120,7 +142,7 @@ async def main() -> None:
                 case ["quit"]:
                     break
                 case [verb, name]:
-                    tasks.add(asyncio.create_task({"create": create, "remove": remove}[verb](machine, name)))
+                    tasks.add(asyncio.create_task(VERBS[verb](machine, name)))
         await asyncio.gather(*tasks)
 
 

@@ -32,6 +32,7 @@ from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Findings
+from atoll.supervisor.records import Upkeep
 from atoll.supervisor.roster import Roster
 from tests import kept
 from tests.contract.test_engine import leftovers, run
@@ -74,12 +75,36 @@ async def test_a_killed_machine_has_the_directory_no_longer(tmp_path: Path) -> N
         pass
 
 
-async def test_a_damaged_record_keeps_its_disk_and_lets_the_machine_open(tmp_path: Path, busybox_root: Path) -> None:
+def take_record_off(machine: Machine, sandbox: str) -> None:
+    """As it is on a disk that an earlier version made."""
+    assert isinstance(machine.storage, PoolStorage)
+    os.removexattr(machine.storage.find(SandboxId(sandbox)), "user.atoll.record")
+
+
+async def test_a_damaged_record_is_made_anew_from_the_disk(tmp_path: Path, busybox_root: Path) -> None:
+    async with open_machine(tmp_path) as machine:
+        machine.images.add("busybox", busybox_root)
+        (await machine.create("one", image="busybox", env={"A": "b" * 100_000})).release()
+    content = kept.content(tmp_path / "state", "one")
+    kept.put(tmp_path / "state", "one", "created", content[:40])
+    async with open_machine(tmp_path) as machine:
+        assert machine.findings == Findings(running=(ONE,), restored=(ONE,))
+        assert kept.content(tmp_path / "state", "one") == content
+    async with open_machine(tmp_path) as machine:
+        assert machine.findings == Findings(running=(ONE,))
+        await machine.remove("one")
+        assert not leftovers(tmp_path)
+
+
+async def test_a_record_damaged_everywhere_keeps_its_disk_and_lets_the_machine_open(
+    tmp_path: Path, busybox_root: Path
+) -> None:
     async with open_machine(tmp_path) as machine:
         machine.images.add("busybox", busybox_root)
         live = await machine.create("one", image="busybox")
         await run(live.agent_socket, "sh", "-c", "echo kept >/f")
         live.release()
+        take_record_off(machine, "one")
     content = kept.content(tmp_path / "state", "one")
     kept.put(tmp_path / "state", "one", "created", content[:40])
     async with open_machine(tmp_path) as machine:
@@ -143,8 +168,35 @@ def drop_rows(database: Path) -> None:
         file.write(b"\0\0")
 
 
-@pytest.mark.parametrize("damage", [lose, lose_and_make_a_key, empty, truncate, scribble, drop_rows])
-async def test_a_lost_or_damaged_database_does_not_cost_the_disks(
+@pytest.mark.parametrize("damage", [lose, lose_and_make_a_key, empty])
+async def test_a_lost_database_is_made_anew_from_the_disks(
+    tmp_path: Path, busybox_root: Path, damage: Callable[[Path], None]
+) -> None:
+    async with open_machine(tmp_path) as machine:
+        machine.images.add("busybox", busybox_root)
+        for name in ("one", "two"):
+            live = await machine.create(name, image="busybox")
+            await run(live.agent_socket, "sh", "-c", f"echo {name} >/f")
+            live.release()
+        await machine.engine.stop(await machine.adopt("two"))
+        machine.update(machine.record(ONE), upkeep=Upkeep(labels={"a": "b"}))
+        before = machine.records()
+    damage(tmp_path / "state" / NAME)
+    async with open_machine(tmp_path) as machine:
+        two = SandboxId("two")
+        assert machine.findings == Findings(running=(ONE,), ended=(two,), restored=(ONE, two))
+        assert machine.records() == before
+        live = await machine.adopt("one")
+        assert await run(live.agent_socket, "cat", "/f") == b"one\n"
+        assert (tmp_path / "state/disks/two/root/f").read_text() == "two\n"
+        live.release()
+        for name in ("one", "two"):
+            await machine.remove(name)
+        assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [lose, truncate, scribble, drop_rows])
+async def test_a_lost_or_damaged_database_does_not_cost_disks_that_carry_nothing(
     tmp_path: Path, busybox_root: Path, damage: Callable[[Path], None]
 ) -> None:
     database, backup = tmp_path / "state" / NAME, tmp_path / "backup"
@@ -153,6 +205,7 @@ async def test_a_lost_or_damaged_database_does_not_cost_the_disks(
         live = await machine.create("one", image="busybox")
         await run(live.agent_socket, "sh", "-c", "echo kept >/f")
         live.release()
+        take_record_off(machine, "one")
     shutil.copy(database, backup)
     damage(database)
     for _ in range(2):
@@ -168,11 +221,13 @@ async def test_a_lost_or_damaged_database_does_not_cost_the_disks(
         await machine.destroy(live)
 
 
-async def test_a_disk_that_is_not_on_record_goes(tmp_path: Path) -> None:
+async def test_a_disk_that_is_not_on_record_goes_if_nothing_was_ever_on_it(tmp_path: Path) -> None:
     async with open_machine(tmp_path) as machine:
         machine.storage.create(ONE, 20 * MIB)
+        (machine.storage.create(SandboxId("two"), 20 * MIB) / "f").write_text("x")
     async with open_machine(tmp_path) as machine:
-        assert machine.findings == Findings(removed=(ONE,))
+        assert machine.findings == Findings(removed=(ONE,), set_aside=("two",))
+        assert (machine.storage.lost.path("two") / "f").read_text() == "x"
 
 
 async def test_records_that_an_earlier_version_kept_in_files_are_taken_over(tmp_path: Path, busybox_root: Path) -> None:
@@ -183,6 +238,7 @@ async def test_records_that_an_earlier_version_kept_in_files_are_taken_over(tmp_
             live = await machine.create(name, image="busybox", limits="lite")
             await run(live.agent_socket, "sh", "-c", "echo kept >/f")
             live.release()
+            take_record_off(machine, name)
         machine.storage.create(SandboxId("half-written"), 20 * MIB)
     (state / "records").mkdir()
     files = {"one": "json", "half-made": "making", "half-removed": "removing", "damaged": "json"}
@@ -213,14 +269,16 @@ async def adopted(machine: Machine, name: str) -> LiveSandbox:
     return live
 
 
-async def test_plain_directories_are_swept_too(tmp_path: Path) -> None:
+async def test_plain_directories_are_looked_at_too(tmp_path: Path) -> None:
     async with Machine(tmp_path / "state", tmp_path / "run", storage=DirectoryStorage(tmp_path / "state/disks")):
         pass
     storage = DirectoryStorage(tmp_path / "state/disks")
-    (storage.create(ONE, 0) / "f").write_text("x")
+    storage.create(ONE, 0)
+    (storage.create(SandboxId("two"), 0) / "f").write_text("x")
     (tmp_path / "state/disks/Not a sandbox").mkdir()
     async with Machine(tmp_path / "state", tmp_path / "run", storage=storage) as machine:
-        assert machine.findings == Findings(removed=(ONE,))
+        assert machine.findings == Findings(removed=(ONE,), set_aside=("two",))
+        assert (storage.lost.path("two") / "f").read_text() == "x"
     assert storage.names() == {"Not a sandbox"}
 
 
@@ -416,7 +474,7 @@ async def test_a_pool_whose_host_disk_is_full_takes_less_and_lives_on(small_disk
             live.agent_socket, "sh", "-c", "dd if=/dev/urandom of=/f bs=1M count=290 2>&1; sync; echo x >/g"
         )
         assert b"space" in said or b"uota" in said
-        assert await run(live.agent_socket, "sh", "-c", "rm /f; echo x >/g; sync; cat /g") == b"x\n"
+        assert await run(live.agent_socket, "sh", "-c", "rm /f; until echo x >/g; do sync; done; cat /g") == b"x\n"
         filler.unlink()
         await machine.destroy(live)
         await machine.destroy(await machine.create("two", image="busybox", limits={"disk": "20MiB"}))

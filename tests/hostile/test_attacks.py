@@ -17,7 +17,7 @@ from atoll.attacks.record import BREACH, HELD, READY, Attack, Defence, Evidence,
 from atoll.protocol.errors import AgentLostError
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import Exec
-from atoll.supervisor.agent_link import AgentConnection
+from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.hostile.conftest import WeakenedMachines, sandbox
@@ -54,6 +54,8 @@ async def test_an_attack_on_resources_is_contained(attack: Attack, machine: Mach
                 if during >= SLOWER * before:
                     during = min(during, await pace(neighbour))
             subprocess.run(["true"], check=True)
+            async with sandbox(machine) as another:
+                await answers(another)
         await settle(box)
         await answers(box)
         assert during < SLOWER * max(before, await pace(neighbour))
@@ -80,7 +82,8 @@ async def test_each_of_its_defences_is_enough(attack: Attack, last: Defence, wea
         victim(other, attack.victim),
         launched(attack, box) as verdict,
     ):
-        assert verdict.startswith(HELD), verdict
+        assert verdict.startswith(HELD) or attack.evidence is Evidence.AGENT_LOST, verdict
+        await answers(box)
 
 
 def test_every_defence_is_attacked_and_every_name_is_unique() -> None:
@@ -96,7 +99,12 @@ def python(script: str, *, stdin: bool = False) -> Exec:
 async def launched(attack: Attack, box: Box) -> AsyncIterator[str]:
     """The verdict on an attack, which then goes on for as long as the block lasts."""
     async with box.link.operation(python(attack.payload)) as connection:
-        if attack.witness:
+        if attack.bait:
+            await hear(connection, READY)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(box.run(attack.bait))
+                yield await hear(connection, BREACH, HELD)
+        elif attack.witness:
             yield (await box.run(*python(attack.witness).argv)).stdout.decode()
         else:
             yield await hear(connection, BREACH, HELD)

@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from atoll.agent import commands, server
+from atoll.agent import commands, guard, server
 from atoll.agent import main as agent
+from atoll.agent.command_group import CommandGroup
 from atoll.attacks.record import Defence
-from atoll.engine.native import capabilities, launcher, mounts, nursery, syscalls
+from atoll.engine.native import capabilities, cgroups, clocks, launcher, mounts, nursery, syscalls, views
 from atoll.engine.native.cgroups import CgroupsV1, CgroupsV2
 from atoll.engine.native.seccomp import SeccompFilter
 from atoll.engine.native.syscalls import MountAttribute, MountFlag, Namespace, Prctl
@@ -71,7 +72,7 @@ def without_pid_namespace() -> None:
 
 def without_network_namespace() -> None:
     without_namespace(Namespace.NET)
-    launcher._bring_up_loopback = lambda: None
+    launcher._set_up_network = lambda: None
 
 
 def without_namespace(kind: Namespace) -> None:
@@ -122,18 +123,23 @@ def keep_old_root(enter: Callable[..., None], *rest: Any) -> None:
 
 
 def without_hidden_paths() -> None:
-    vars(mounts).update(HIDDEN=())
+    flags = MountFlag.NOSUID | MountFlag.NODEV | MountFlag.NOEXEC | MountFlag.READ_ONLY
+    replace_method(views.Views, "show", lambda real, self: syscalls.mount("sysfs", "sys", "sysfs", flags))
+
+
+def without_own_clocks() -> None:
+    clocks.start_clocks = lambda: None
 
 
 def without_read_only_paths() -> None:
-    vars(mounts).update(READ_ONLY=())
+    vars(views).update(READ_ONLY=())
 
 
-def without_no_devices() -> None:
+def without_mount_flag(flag: MountFlag) -> None:
     wrap(
         syscalls,
         "mount",
-        lambda real, source, target, kind, flags, *rest: real(source, target, kind, flags & ~MountFlag.NODEV, *rest),
+        lambda real, source, target, kind, flags, *rest: real(source, target, kind, flags & ~flag, *rest),
     )
 
 
@@ -147,7 +153,12 @@ def without_agent_undumpable() -> None:
 
 
 def without_agent_ids() -> None:
-    launcher._NOBODY = 0
+    launcher._OF_NO_ACCOUNT = 0
+
+
+def without_agent_id_unused() -> None:
+    """It is that of `nobody`."""
+    launcher._OF_NO_ACCOUNT = 65_534
 
 
 def without_agent_socket_outside() -> None:
@@ -168,12 +179,22 @@ def without_agent_socket_outside() -> None:
     wrap(launcher, "hatch", hatch)
 
 
+def without_spawn_guard() -> None:
+    replace_method(guard.SpawnGuard, "arm", lambda real, self: None)
+
+
 def without_back_pressure() -> None:
     server.UNSENT_BYTES = 2**30
 
 
 def without_oom_order() -> None:
-    commands.MOST_OOM_SCORE = int(commands.OOM_SCORE_OF_AGENT)
+    commands.MOST_OOM_SCORE = launcher.OOM_SCORE
+
+
+def without_commands_group() -> None:
+    """Everybody is where the agent is, and so is the limit."""
+    cgroups.MEMORY_OF_AGENT = 0
+    replace_method(CommandGroup, "open", lambda real, self, words, fds: None)
 
 
 def without_limit(**unlimited: int) -> None:
@@ -181,6 +202,10 @@ def without_limit(**unlimited: int) -> None:
         "set_limits",
         lambda real, self, name, resources: real(self, name, msgspec.structs.replace(resources, **unlimited)),
     )
+
+
+def without_socket_limit() -> None:
+    replace_method(CgroupsV1, "_limit_sockets", lambda real, self, name, memory: None)
 
 
 def without_cpu_limit() -> None:
@@ -202,6 +227,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.FILTER: without_filter,
     Defence.CAPABILITIES: without_capabilities_dropped,
     Defence.NO_NEW_PRIVILEGES: without_no_new_privileges,
+    Defence.NO_SET_USER_ID: partial(without_mount_flag, MountFlag.NOSUID),
     Defence.USER_NAMESPACE: without_user_namespace,
     Defence.PID_NAMESPACE: without_pid_namespace,
     Defence.NETWORK_NAMESPACE: without_network_namespace,
@@ -211,16 +237,21 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.OLD_ROOT_DETACHED: without_old_root_detached,
     Defence.SMALL_ROOT: without_small_root,
     Defence.HIDDEN_PATHS: without_hidden_paths,
+    Defence.OWN_CLOCKS: without_own_clocks,
     Defence.READ_ONLY_PATHS: without_read_only_paths,
-    Defence.NO_DEVICES: without_no_devices,
+    Defence.NO_DEVICES: partial(without_mount_flag, MountFlag.NODEV),
     Defence.OWN_DEV: without_own_dev,
     Defence.AGENT_UNDUMPABLE: without_agent_undumpable,
     Defence.AGENT_IDS: without_agent_ids,
+    Defence.AGENT_ID_UNUSED: without_agent_id_unused,
     Defence.AGENT_SOCKET_OUTSIDE: without_agent_socket_outside,
+    Defence.SPAWN_GUARD: without_spawn_guard,
     Defence.BACK_PRESSURE: without_back_pressure,
     Defence.OOM_ORDER: without_oom_order,
+    Defence.COMMANDS_GROUP: without_commands_group,
     Defence.PIDS_LIMIT: partial(without_limit, pids=4096),
     Defence.MEMORY_LIMIT: partial(without_limit, memory=2**30),
+    Defence.SOCKET_LIMIT: without_socket_limit,
     Defence.CPU_LIMIT: without_cpu_limit,
 }
 

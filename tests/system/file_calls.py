@@ -10,7 +10,8 @@ from typing import Any
 from atoll.protocol import files
 from atoll.protocol.files import FileDone, FileInfo
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_link import AgentLink
 
 
 class FileCalls:

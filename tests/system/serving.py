@@ -105,8 +105,9 @@ class RunningServer:
         await self.end()
 
     async def destroy_all(self) -> None:
-        for sandbox in (await self.ask("GET", "/v1/sandboxes")).json()["sandboxes"]:
-            assert (await self.ask("DELETE", f"/v1/sandboxes/{sandbox['id']}")).status == 204
+        while found := (await self.ask("GET", "/v1/sandboxes?limit=1000")).json()["sandboxes"]:
+            for sandbox in found:
+                assert (await self.ask("DELETE", f"/v1/sandboxes/{sandbox['id']}")).status == 204
 
     async def ask(
         self, method: str, path: str, body: object = None, *, tcp: bool = False, headers: dict[str, str] | None = None

@@ -175,8 +175,10 @@ async def test_who_follows_a_sandbox_learns_of_its_end_although_that_cannot_be_n
 def read_only(database: Database) -> Iterator[None]:
     """As on a full disk."""
     database.execute("PRAGMA query_only=1")
-    yield
-    database.execute("PRAGMA query_only=0")
+    try:
+        yield
+    finally:
+        database.execute("PRAGMA query_only=0")
 
 
 async def test_one_whose_record_is_damaged_is_asked_about_and_left_alone(tmp_path: Path) -> None:

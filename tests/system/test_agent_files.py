@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shlex
 import subprocess
 from collections import deque
 from collections.abc import AsyncIterator
@@ -20,11 +21,13 @@ from atoll.archives.tar import END, Entry, EntryType, encode_entry
 from atoll.archives.unpacking import ON_HOST, Unpacker
 from atoll.protocol import files
 from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.file_maps import FileMap
 from atoll.protocol.files import FileChange, FileType
 from atoll.protocol.frames import Frame, FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.limits import Limits
 from atoll.protocol.messages import CreateSession, Exec, Ping, encode_message
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.system.file_calls import FileCalls
@@ -667,6 +670,16 @@ async def test_a_worker_killed_while_idle_is_not_missed(calls: FileCalls, box: B
         await box.text(f"kill -9 $({WORKERS}) || true")  # it may have left by itself
 
 
+async def test_a_worker_is_out_of_reach_for_whoever_is_not_root(host_box: Box) -> None:
+    kill = f"kill -9 $({WORKERS}) 2>&1 | grep -c 'not permitted'"
+    async with host_box.link.operation(files.WriteFile(path=b"/tmp/file")) as connection:
+        await connection.send_frame(Frame(FrameKind.INPUT, b"x"))
+        await worker_has_written(host_box)
+        assert await host_box.text(f"setpriv --reuid=nobody --clear-groups sh -c {shlex.quote(kill)}") == "1"
+        await connection.send_frame(Frame(FrameKind.INPUT, b""))
+        assert (await connection.next_frame()).kind is FrameKind.DONE
+
+
 KILL_WORKERS = """
 echo ready
 while :; do
@@ -890,3 +903,29 @@ async def test_a_call_larger_than_a_packet_is_taken(calls: FileCalls, box: Box) 
     async with watching(calls, b"/tmp", exclude=[b"x" * 1000] * 900) as watch:
         await box.text("touch /tmp/seen")
         assert await watch.next() == ("create", "/tmp/seen", None)
+
+
+@pytest.mark.parametrize(
+    ("file_map", "content"),
+    [
+        (FileMap(size=10, places=[(5, 6)]), b"123456"),
+        (FileMap(size=10, places=[(5, 2)]), b"123"),
+        (FileMap(size=10, places=[(5, 2)]), b"1"),
+        (FileMap(size=-10, places=[]), b""),
+    ],
+    ids=["beyond the end", "too much", "too little", "of no size"],
+)
+async def test_a_map_that_does_not_fit_is_told_and_leaves_what_was_there(
+    calls: FileCalls, file_map: FileMap, content: bytes
+) -> None:
+    await calls.write(b"/tmp/mapped", b"before")
+    with pytest.raises(AtollError) as caught:
+        await calls.write(b"/tmp/mapped", content, map=file_map)
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert await calls.read(b"/tmp/mapped") == b"before"
+
+
+async def test_what_keeps_nothing_has_no_holes(calls: FileCalls) -> None:
+    with pytest.raises(OSError, match="device") as caught:
+        await calls.write(b"/dev/null", b"x", map=FileMap(size=10, places=[(5, 1)]))
+    assert isinstance(caught.value, AtollError) and caught.value.code is ErrorCode.NOT_A_FILE

@@ -16,10 +16,18 @@ from pathlib import Path
 import pytest
 
 from atoll import agent
-from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AtollError, ErrorBody, ErrorCode, error
+from atoll.protocol.errors import (
+    AgentLostError,
+    AgentMisbehavedError,
+    AgentTimeoutError,
+    AtollError,
+    ErrorBody,
+    ErrorCode,
+    error,
+)
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame, encode_lost
 from atoll.protocol.messages import Exec, ExecDone, ExecShell, Ping, encode_message
-from atoll.supervisor import agent_link
+from atoll.supervisor import agent_connection, agent_link
 from atoll.supervisor.agent_failures import CODES_OF_AGENTS
 from atoll.supervisor.agent_link import AgentLink
 from tests.conftest import Box
@@ -129,7 +137,7 @@ async def test_a_sandbox_that_was_stopped_is_an_error_not_a_hang(box: Box) -> No
 
 
 @asynccontextmanager
-async def false_agent(tmp_path: Path, script: Script) -> AsyncIterator[AgentLink]:
+async def false_agent(tmp_path: Path, script: Script, connections: int = 1) -> AsyncIterator[AgentLink]:
     path = tmp_path / "agent.sock"
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -144,9 +152,12 @@ async def false_agent(tmp_path: Path, script: Script) -> AsyncIterator[AgentLink
     async with await asyncio.start_unix_server(serve, path), AgentLink(path) as link:
         yield link
         link.close()
-        await served.acquire()
+        for _ in range(connections):
+            await served.acquire()
 
 
+OUTPUT = encode_frame(FrameKind.STDOUT, b"x")
+NAN, INFINITY, MINUS_ONE = (b"\xcb" + struct.pack(">d", float(text)) for text in ("nan", "inf", "-1"))
 DONE = encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=0, duration=1.0)))
 
 
@@ -158,6 +169,13 @@ DONE = encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=0, duratio
         encode_frame(FrameKind.CALL, b""),
         encode_frame(FrameKind.DONE, b"\xc1"),
         encode_frame(FrameKind.DONE, encode_message({"exit_code": "zero"})),
+        *(encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=code, duration=1.0))) for code in (-1, 256)),
+        encode_frame(FrameKind.DONE, encode_message(ExecDone(exit_code=2**63, duration=1.0))),
+        *(
+            encode_frame(FrameKind.DONE, encode_message({"exit_code": 0, "duration": None}).replace(b"\xc0", number))
+            for number in (NAN, INFINITY, MINUS_ONE)
+        ),
+        encode_frame(FrameKind.FAILED, encode_message(ErrorBody(code="NO_SPACE", message="x" * 70_000))),
         encode_frame(FrameKind.FAILED, encode_message(7)),
         encode_frame(FrameKind.FAILED, b"\x82\xa4code\xa1\xff\xa7message\xa1x"),
         encode_frame(FrameKind.STDOUT, b"x" * 101) + DONE,
@@ -286,7 +304,7 @@ async def test_an_agent_that_never_answers_is_given_up(tmp_path: Path, monkeypat
         assert isinstance(caught.value, AtollError)
 
 
-@pytest.mark.parametrize("turns", [b"", b"s", b"ws", b"wswsss"])
+@pytest.mark.parametrize("turns", [b"", b"ws"])
 async def test_an_agent_gets_no_more_time_than_a_turn_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: bytes
 ) -> None:
@@ -304,6 +322,72 @@ async def test_an_agent_gets_no_more_time_than_a_turn_takes(
             async with link.operation(ExecShell(command="true")) as connection:
                 async for _ in connection.frames(patience=0.1):
                     pass
+
+
+@pytest.mark.parametrize("said", ["s", "ww", "wss", "wsw", "wo", "ow", "os"])
+async def test_a_command_waits_once_and_before_it_says_anything(tmp_path: Path, said: str) -> None:
+    frames = {"w": encode_frame(FrameKind.WAITING), "s": encode_frame(FrameKind.STARTED), "o": OUTPUT}
+
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"".join(frames[word] for word in said) + DONE)
+
+    async with false_agent(tmp_path, lie) as link:
+        with pytest.raises(AgentMisbehavedError):
+            await link.run(ExecShell(command="true"))
+
+
+async def test_a_command_waits_for_nobody_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_connection, "QUEUE_GRACE", 0.1)  # a constant of ours; 30 seconds would prove no more
+    is_over = asyncio.Event()
+    answers = iter([OUTPUT, encode_frame(FrameKind.WAITING)])
+
+    async def keep_waiting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said := next(answers))
+        if said == OUTPUT:
+            await is_over.wait()
+            writer.write(DONE)
+
+    async with false_agent(tmp_path, keep_waiting, connections=2) as link:
+        async with link.operation(ExecShell(command="first")) as elder:
+            await elder.wait_for_frame()
+            second = asyncio.create_task(link.run(ExecShell(command="second", timeout=0.1)))
+            while not link.has_elder(list(link._busy)[-1]):
+                await asyncio.sleep(0.01)
+            assert not (await asyncio.wait({second}, timeout=0.5))[0]  # while the one before it is under way
+            is_over.set()
+            async for _ in elder.frames():
+                pass
+        with pytest.raises(AgentTimeoutError, match="wait for its turn"):
+            await second
+
+
+async def test_a_byte_now_and_then_gives_an_agent_no_more_time(tmp_path: Path) -> None:
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(OUTPUT)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async with false_agent(tmp_path, trickle) as link:
+        with pytest.raises(TimeoutError):
+            async with link.operation(ExecShell(command="true")) as connection:
+                async for _ in connection.frames(patience=0.3):
+                    pass
+
+
+async def test_what_an_agent_says_in_tiny_pieces_leaves_others_their_turns(tmp_path: Path) -> None:
+    async def crumble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OUTPUT * 100_000 + DONE)
+        await writer.drain()
+
+    async with false_agent(tmp_path, crumble) as link:
+        running = asyncio.create_task(link.run(Exec(argv=["true"])))
+        rounds = 0
+        while not running.done():
+            await asyncio.sleep(0)
+            rounds += 1
+        assert len(running.result().stdout) == 100_000
+    assert rounds > 300  # it takes 150 ms
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import pytest
 
 from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes
 from tests.leaks import Surroundings
+from tests.system.test_session_state import DIES_BEFORE_IT_SAVES
 
 ATOLL = (sys.executable, "-m", "atoll.cli")
 EVERY_BYTE = bytes(range(256)) * 300
@@ -173,6 +174,18 @@ def test_exec_keeps_what_the_shell_of_a_session_knows(cli: Cli) -> None:
     assert cli("exec", "a", "--session", "b", "pwd").stdout == b"/usr\n"
 
 
+def test_state_that_a_killed_shell_had_not_saved_is_noted(cli: Cli) -> None:
+    for options in ((), ("--json",)):
+        assert cli("exec", "a", DIES_BEFORE_IT_SAVES).returncode == 0
+        ran = cli("exec", "a", "echo on", *options)
+        assert ran.returncode == 0
+        if options:
+            assert json.loads(ran.stdout)["state_lost"] == 1
+        else:
+            assert (ran.stdout, ran.stderr.count(b"Note: the shell was killed")) == (b"on\n", 1)
+    assert cli("exec", "a", "echo on").stderr == b""
+
+
 def test_a_silent_pipe_holds_nothing_up(cli: Cli) -> None:
     """As in `sleep 1000 | atoll run ...`, or when a program is started with a pipe that it never closes."""
     with cli.start("exec", "a", "echo name?; read name; echo hello $name", stdin=subprocess.PIPE) as talk:
@@ -258,16 +271,23 @@ def test_json_of_a_command_is_its_result(cli: Cli) -> None:
 
 def test_ls_shows_those_that_fit(cli: Cli) -> None:
     assert cli("ls").stderr.startswith(b"No sandboxes.")
-    assert cli.document("ls") == {"sandboxes": []}
+    assert cli.document("ls") == {"sandboxes": [], "next": None}
     sandbox(cli, "one", labels={"team": "red", "who": "\x1b[31mme"})
     sandbox(cli, "two")
     head, *rows = cli("ls").stdout.decode().splitlines()
-    assert head.split() == ["ID", "STATE", "IMAGE", "AGE", "MEMORY", "LABELS"]
+    assert head.split() == ["ID", "STATE", "IMAGE", "AGE", "LABELS"]
     assert [row.split()[:3] for row in rows] == [["one", "running", "host"], ["two", "running", "host"]]
     assert rows[0].endswith(r"team=red, who=\x1b[31mme")
     assert [row["id"] for row in cli.document("ls", "--label", "team=red")["sandboxes"]] == ["one"]
     assert cli("ls", "--label", "team=blue").stdout == b""
-    assert cli.document("ls", "--state", "stopped") == {"sandboxes": []}
+    assert cli.document("ls", "--state", "stopped") == {"sandboxes": [], "next": None}
+    head, row = cli("ls", "--usage", "--after", "one").stdout.decode().splitlines()
+    assert head.split() == ["ID", "STATE", "IMAGE", "AGE", "CPU", "MEMORY", "DISK", "LABELS"]
+    assert row.startswith("two ") and row.count("B") == 2  # of memory and of disk
+    first = cli("ls", "--limit", "1")
+    assert len(first.stdout.splitlines()) == 2 and first.stderr == b"There are more: --after one goes on.\n"
+    assert cli.document("ls", "--limit", "1")["next"] == "one"
+    assert cli("ls", "--limit", "2").stderr == b""
 
 
 def test_inspect_shows_one_and_makes_none(cli: Cli) -> None:

@@ -103,6 +103,26 @@ async def test_chown_and_su(host_box: Box) -> None:
     assert await host_box.text("su nobody -s /bin/sh -c 'touch /etc/x 2>/dev/null || echo refused'") == "refused"
 
 
+PING = """
+import socket
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.getprotobyname("icmp"))
+sender.sendto(b"\\10\\0\\0\\0\\0\\0\\0\\1hello", ("127.0.0.1", 0))
+print(sender.recv(100)[8:].decode())
+"""
+
+
+async def test_everybody_may_ping_without_a_raw_socket(host_box: Box) -> None:
+    await put(host_box, "/tmp/ping.py", PING.encode())
+    assert await host_box.text("python3 /tmp/ping.py; su nobody -s /bin/sh -c 'python3 /tmp/ping.py'") == "hello\nhello"
+
+
+async def test_a_program_whose_file_names_a_capability_that_nobody_has_runs(host_box: Box) -> None:
+    """As Debian's ping does."""
+    names_net_raw = "import os; os.setxattr('p', 'security.capability', bytes.fromhex('0100000200200000' + '00' * 12))"
+    await host_box.text(f'cp /bin/echo p && python3 -c "{names_net_raw}"')
+    assert await host_box.text("./p yes; su nobody -s /bin/sh -c './p yes'") == "yes\nyes"
+
+
 async def test_useradd_makes_a_user_who_owns_a_home(host_box: Box) -> None:
     assert await host_box.text("useradd -m ada && su ada -c 'cd && pwd && touch f && stat -c %U f'") == "/home/ada\nada"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.errors import ErrorCode, LimitReachedError
 from atoll.protocol.limits import Limits
 from atoll.protocol.messages import Exec
@@ -14,6 +16,7 @@ from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 
+CAP_SYS_RESOURCE = 24
 SMALL = Limits(cpus=0.5, memory="64MiB", pids=32)
 
 
@@ -86,4 +89,36 @@ async def test_a_frozen_sandbox_can_be_destroyed(machine: Machine) -> None:
 
 async def test_inside_shows_nothing_of_the_hosts_groups(host_box: Box) -> None:
     lines = (await host_box.text("cat /proc/self/cgroup /proc/1/cgroup")).splitlines()
-    assert {line.rpartition(":")[2] for line in lines} == {"/"}
+    assert {line.rpartition(":")[2] for line in lines} == {"/", "/commands"}  # of the sandbox's own
+
+
+async def test_when_the_machine_runs_out_of_memory_its_own_processes_are_not_the_first(
+    host_box: Box, machine: Machine
+) -> None:
+    assert isinstance(machine.engine, NativeEngine) and machine.engine.nursery_pid
+    nursery = machine.engine.nursery_pid
+    zygote = Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()[0]
+    scores = {
+        name: int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+        for name, pid in (
+            ("self", "self"),
+            ("nursery", nursery),
+            ("zygote", zygote),
+            ("agent", host_box.live.process.pid),
+        )
+    }
+    await host_box.text("until [ $(cat /proc/$$/oom_score_adj) -ge 600 ]; do :; done")
+    assert scores["self"] == scores["nursery"] == scores["zygote"] < scores["agent"] < 600
+    lowered = await host_box.run(
+        "sh", "-c", f"echo {scores['agent']} >/proc/self/oom_score_adj && cat /proc/self/oom_score_adj"
+    )
+    assert int(lowered.stdout) == scores["agent"]
+    lowest = await host_box.run("sh", "-c", f"echo {scores['agent'] - 1} >/proc/self/oom_score_adj")
+    # Root gives the agent a score that is the least for all inside, unless this machine's root is without the right to.
+    assert (b"Permission denied" in lowest.stderr) is has_capability(CAP_SYS_RESOURCE)
+
+
+def has_capability(number: int) -> bool:
+    status = Path("/proc/self/status").read_text()
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    return bool(effective >> number & 1)

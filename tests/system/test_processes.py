@@ -37,8 +37,9 @@ from atoll.protocol.processes import (
     decode_process_count,
     decode_processes,
 )
+from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import decode
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 

@@ -365,7 +365,7 @@ async def test_on_tcp_a_key_is_always_needed(server: RunningServer) -> None:
             assert_is_problem(answer, "INVALID_API_KEY")
     answer = await server.ask("GET", "/v1/server", tcp=True, headers=with_key(server))
     assert answer.json()["pid"] == server.process.pid
-    assert (await server.ask("GET", "/v1/sandboxes")).json() == {"sandboxes": []}
+    assert (await server.ask("GET", "/v1/sandboxes")).json()["sandboxes"] == []
 
 
 async def test_a_wrong_key_and_none_are_told_apart(server: RunningServer) -> None:

@@ -15,7 +15,7 @@ from atoll.protocol.messages import CreateSession, Exec, ExecShell
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
-from tests.system.test_agent_commands import wait_until_gone
+from tests.system.test_agent_commands import time_out_after_printing, wait_until_gone
 
 
 async def said(box: Box, command: str, **options: object) -> str:
@@ -319,7 +319,7 @@ async def test_text_reaches_the_shell_as_it_is(box: Box, text: str) -> None:
 
 
 async def test_a_command_as_the_shells_own_child_is_killed_before_the_agent(box: Box) -> None:
-    assert await said(box, "cat /proc/self/oom_score_adj; cat /proc/$$/oom_score_adj") == "500\n500"
+    assert await said(box, "cat /proc/self/oom_score_adj; cat /proc/$$/oom_score_adj") == "600\n600"
 
 
 async def test_a_cancelled_command_leaves_the_session_usable_at_once(box: Box) -> None:
@@ -459,7 +459,8 @@ async def test_a_shell_that_dies_without_a_word_leaves_the_state_after_the_last_
 async def test_nor_is_it_lost_after_commands_that_timed_out(host_box: Box) -> None:
     await host_box.shell("x=1; cd /tmp")
     await host_box.shell("x=2; cd /usr")
-    await host_box.shell("x=3; sleep 60", timeout=0.2)
+    command = "x=3; : >/tmp/printed; sleep 60"
+    await time_out_after_printing(host_box, lambda timeout: host_box.shell(command, timeout=timeout))
     await host_box.shell("kill -9 $$")
     assert await said(host_box, "echo $x $PWD") == "3 /usr"
 

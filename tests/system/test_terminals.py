@@ -35,8 +35,9 @@ from atoll.protocol.terminals import (
     decode_terminal_event,
     decode_terminals,
 )
+from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import decode
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_link import AgentLink
 from tests.conftest import Box
 from tests.system.test_agent_protocol import connect
 

@@ -12,7 +12,17 @@ from typing import NoReturn
 
 import pytest
 
-from atoll.engine.native.cgroups import CgroupsV2, Resources, open_cgroups, parse_keyed, parse_mounts, quota
+from atoll.engine.native.cgroups import (
+    MEMORY_OF_AGENT,
+    V1_CONTROLLERS,
+    CgroupsV1,
+    CgroupsV2,
+    Resources,
+    open_cgroups,
+    parse_keyed,
+    parse_mounts,
+    quota,
+)
 from atoll.engine.native.syscalls import Namespace, watch_files
 from atoll.engine.native.zygote import Zygote
 
@@ -82,7 +92,7 @@ def test_a_child_is_cloned_into_its_group_frozen_thawed_and_the_group_removed(un
     assert group is not None and unified.joins("test-clone") == []
     zygote = Zygote(Namespace.UTS, wait_for_ever)
     pid, pidfd = zygote.clone(0, [], group)
-    assert f"/{'atoll'}/test-clone\n" in Path(f"/proc/{pid}/cgroup").read_text()
+    assert f"/{'atoll'}/test-clone/agent\n" in Path(f"/proc/{pid}/cgroup").read_text()
     unified.freeze("test-clone")
     unified.freeze("test-clone")
     unified.thaw("test-clone")
@@ -157,11 +167,27 @@ def wait_for_ever(fds: list[int]) -> NoReturn:
         signal.pause()
 
 
+@pytest.mark.parametrize(("memory", "for_sockets"), [(2**31, 2**29), (2**25, 8 * 2**20)])
+def test_what_waits_in_sockets_has_a_limit_of_its_own_on_version_1(
+    tmp_path: Path, memory: int, for_sockets: int
+) -> None:
+    commands = tmp_path / "atoll/box/commands"
+    commands.mkdir(parents=True)
+    for path in (commands.parent / "memory.limit_in_bytes", commands / "memory.limit_in_bytes"):
+        path.touch()
+    for path in (commands / "memory.kmem.tcp.limit_in_bytes", commands.parent / "pids.max"):
+        path.touch()
+    groups = CgroupsV1(dict.fromkeys(V1_CONTROLLERS, str(tmp_path)))
+    groups.set_limits("box", Resources(cpus=1, memory=memory, pids=10))
+    assert int((commands / "memory.kmem.tcp.limit_in_bytes").read_text()) == for_sockets
+    groups.close()
+
+
 def test_limit_files_of_version_2(tmp_path: Path) -> None:
     """No controller is free here, so a directory stands in for the group: what is written is what is looked at."""
     group = tmp_path / "atoll/box"
-    group.mkdir(parents=True)
-    for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max"):
+    (group / "commands").mkdir(parents=True)
+    for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max", "commands/memory.max"):
         (group / name).touch()
     (group / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
     (group / "memory.current").write_text("4096\n")
@@ -170,8 +196,14 @@ def test_limit_files_of_version_2(tmp_path: Path) -> None:
     groups = CgroupsV2(str(tmp_path), controllers=())
     groups.set_limits("box", Resources(cpus=0.5, memory=2**26, pids=32))
     groups.set_cpus("box", 0.5)
-    written = {path.name: path.read_text() for path in group.glob("*.max")}
-    assert written == {"memory.max": "67108864", "memory.swap.max": "0", "pids.max": "32", "cpu.max": "50000 100000"}
+    written = {str(path.relative_to(group)): path.read_text() for path in group.rglob("*.max")}
+    assert written == {
+        "memory.max": f"{2**26 + MEMORY_OF_AGENT}",
+        "commands/memory.max": f"{2**26}",
+        "memory.swap.max": "0",
+        "pids.max": "32",
+        "cpu.max": "50000 100000",
+    }
     usage = groups.usage("box")
     assert (usage.cpu_seconds, usage.memory, usage.processes, usage.oom_kills) == (1.5, 4096, 3, 2)
     groups.close()

@@ -88,13 +88,13 @@ for _ in range(2):
     with guard:
         pass
 take()
-child = os.fork()
-if child == 0:
-    os.kill(os.getpid(), signal.SIGSTOP)
-    os._exit(0)
-os.waitpid(child, os.WUNTRACED)
 (thread,) = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
 with guard:
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    os.waitpid(child, os.WUNTRACED)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 assert thread.is_alive()
 """,

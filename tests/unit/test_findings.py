@@ -14,7 +14,7 @@ import pytest
 from atoll.engine.native import capacity
 from atoll.engine.native.cgroups import Hierarchies, parse_mounts
 from atoll.engine.native.examination import file_system_of, mount_remedy, namespace_remedy
-from atoll.engine.native.group_examination import choose_version, lacking
+from atoll.engine.native.group_examination import choose_version, lacking, leaves_sockets_out
 from atoll.images.examination import check_host
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.findings import Answer, Area, Check, Finding, Status, examine, format_size, ok
@@ -200,3 +200,8 @@ def test_a_host_that_is_no_debian_is_named_and_one_with_a_split_usr_refused(tmp_
     with pytest.raises(AtollError) as caught:
         check_host(tmp_path)
     assert "usrmerge" in caught.value.remedy
+
+
+def test_a_machine_may_be_booted_so_that_sockets_are_not_counted() -> None:
+    assert leaves_sockets_out("quiet cgroup.memory=nokmem,nosocket root=/dev/sda")
+    assert not leaves_sockets_out("quiet cgroup.memory=nokmem root=/dev/nosocket")

@@ -61,10 +61,10 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def test_records_go_from_stage_to_stage_and_are_there_for_the_next(database: Database, tmp_path: Path) -> None:
-    records = Records(database, has_disks=False)
+    records = Records(database, has_unrecorded=False)
 
     def check(*rows: Row) -> None:
-        assert records.rows() == Records(database, has_disks=True).rows() == list(rows)
+        assert records.rows() == Records(database, has_unrecorded=True).rows() == list(rows)
         assert kept.stages(tmp_path) == {row.id: row.stage for row in rows}
 
     check()
@@ -89,7 +89,7 @@ def test_records_go_from_stage_to_stage_and_are_there_for_the_next(database: Dat
 
 
 def test_a_change_that_was_not_written_is_not_believed(database: Database) -> None:
-    records = Records(database, has_disks=False)
+    records = Records(database, has_unrecorded=False)
     records.begin(record(ONE))
     database.execute("PRAGMA query_only=1")
     changed = msgspec.structs.replace(record(ONE), env={"a": "b"})
@@ -111,7 +111,7 @@ def test_a_record_that_cannot_be_read_is_damaged(
     database: Database, content: bytes | str | int, stage: bytes | str
 ) -> None:
     database.execute("INSERT INTO sandboxes VALUES ('one', ?, ?)", (stage, content))
-    records = Records(database, has_disks=False)
+    records = Records(database, has_unrecorded=False)
     (row,) = records.rows()
     assert (row.id, row.stage, row.record) == (ONE, Stage.CREATED, None)
     assert records.exists(ONE) and records.created() == []
@@ -123,16 +123,16 @@ def test_a_record_that_cannot_be_read_is_damaged(
 def test_a_row_without_a_sandboxs_name_is_nobodys_record(database: Database) -> None:
     for name in ("", "Not an id", b"bytes"):
         database.execute("INSERT INTO sandboxes VALUES (?, 'created', '')", (name,))
-    assert Records(database, has_disks=False).rows() == []
+    assert Records(database, has_unrecorded=False).rows() == []
 
 
 def test_disks_without_any_record_are_not_taken_for_leftovers(database: Database) -> None:
     for _ in range(2):
         with pytest.raises(AtollError) as caught:
-            Records(database, has_disks=True)
+            Records(database, has_unrecorded=True)
         assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
-    Records(database, has_disks=False)
-    assert Records(database, has_disks=True).rows() == []
+    Records(database, has_unrecorded=False)
+    assert Records(database, has_unrecorded=True).rows() == []
 
 
 def write_files(state: Path) -> None:
@@ -159,7 +159,7 @@ TAKEN_OVER = {"one": "created", "two": "removing", "three": "making", "damaged":
 def take_over(state: Path) -> list[Row]:
     with closing(open_database(state)) as database:
         take_over_files(state, database)
-        return Records(database, has_disks=True).rows()
+        return Records(database, has_unrecorded=True).rows()
 
 
 def test_files_are_taken_over_as_they_are(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from starlette.types import Message
 from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.server.connections import Departure
 from atoll.server.relay import Requests
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_link import AgentLink
 
 
 async def test_frames_without_a_byte_leave_the_others_their_turns(tmp_path: Path) -> None:

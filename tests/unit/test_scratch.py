@@ -28,7 +28,7 @@ def test_what_is_done_in_a_closed_directory_does_not_reach_the_next(scratch: Scr
     here.write("c1", b"mine")
     gone.remove("c1")
     gone.rename("c1", "c2")
-    assert not gone.ends_with("c1", b"mine")
+    assert gone.tail("c1", 4) == b""
     with pytest.raises(AtollError):
         gone.write("c2", b"")
     with pytest.raises(AtollError):

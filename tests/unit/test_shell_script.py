@@ -35,9 +35,9 @@ def test_no_place_is_left_open_and_no_line_is_too_long(dialect: Dialect) -> None
     for text in dialect.scripts().values():
         assert not re.search("@[A-Z]", text)
     for line in (
-        dialect.source_after("after0", 10**9),
+        dialect.source_after(10**9, 10**9),
         dialect.source_command("c" + "9" * 20),
-        dialect.last_answer("dropped 9", 10**9),
+        dialect.source_dropped(10**9, 10**9),
     ):
         assert len(line) < MAX_LINE and "\n" not in line
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 KILL_GRACE_SECONDS = 0.5
 # The kernel's OOM killer takes whoever has the most memory, to which it adds a score in thousandths of what there is.
-LEAST_OOM_SCORE, MOST_OOM_SCORE, OOM_SCORE_OF_AGENT = 500, 1000, b"0"
+# Whoever makes a sandbox may have given its agent a score, below which nobody inside can go.
+LEAST_OOM_SCORE, MOST_OOM_SCORE = 600, 1000
 WEIGHT_OF_AGENT = 24 * 2**20  # in its eyes, with some margin; most of it is shared with other agents
 
 
@@ -53,7 +54,8 @@ class CommandRunner:
 
     def open(self) -> None:
         """What needs a descriptor. /proc/self must be ours at this moment."""
-        self._own_oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        self._own_oom_score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        self._oom_score_of_agent = os.pread(self._own_oom_score, 16, 0)
         self.births.open()
         limit.open()
         reserve.open()
@@ -106,7 +108,7 @@ class CommandRunner:
         try:
             yield
         finally:
-            os.pwrite(self._own_oom_score, OOM_SCORE_OF_AGENT, 0)
+            os.pwrite(self._own_oom_score, self._oom_score_of_agent, 0)
 
 
 def oom_score_of_commands(memory: int) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from atoll.agent.file_errors import file_error
 from atoll.agent.file_writing import copy_content
 from atoll.archives.descent import OPEN_DIRECTORY, Descent, identity
+from atoll.archives.removal import remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,26 +23,11 @@ _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOE
 
 def delete_tree(directory: int, name: bytes, path: bytes) -> int:
     """Remove a directory, which is called `path`, with all that is in it; how much that was."""
-    removed = 1
-    with Descent(os.open(name, OPEN_DIRECTORY, dir_fd=directory)) as descent:
-        try:
-            unfinished: list[list[bytes]] = []
-            while True:
-                count, directories = _unlink_files(descent.fd)
-                removed += count
-                unfinished.append(directories)
-                while not unfinished[-1] and descent.names:
-                    unfinished.pop()
-                    os.rmdir(descent.leave(), dir_fd=descent.fd)
-                    removed += 1
-                if not unfinished[-1]:
-                    break
-                descent.enter(unfinished[-1].pop())
-        except OSError as cause:
-            entry = (cause.filename,) if isinstance(cause.filename, bytes) else ()
-            raise file_error(cause, b"/".join((path, *descent.names, *entry))) from cause
-    os.rmdir(name, dir_fd=directory)
-    return removed
+    try:
+        return remove_tree(directory, name)
+    except OSError as cause:
+        below = cause.filename[len(name) :] if isinstance(cause.filename, bytes) else b""
+        raise file_error(OSError(cause.errno, cause.strerror), path + below) from cause
 
 
 def delete_anything(directory: int, name: bytes, path: bytes) -> None:
@@ -49,23 +35,6 @@ def delete_anything(directory: int, name: bytes, path: bytes) -> None:
         os.unlink(name, dir_fd=directory)
     except IsADirectoryError:
         delete_tree(directory, name, path)
-
-
-def _unlink_files(directory: int) -> tuple[int, list[bytes]]:
-    """Remove what is no directory: how many, and the directories that are left."""
-    removed, directories = 0, []
-    with os.scandir(directory) as entries:
-        found = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_directory in found:
-        if is_directory:
-            directories.append(name)
-            continue
-        try:
-            os.unlink(name, dir_fd=directory)
-        except FileNotFoundError:
-            continue  # somebody else was quicker
-        removed += 1
-    return removed, directories
 
 
 def is_below(directory: int, above: os.stat_result) -> bool:

@@ -11,8 +11,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from atoll.agent.file_errors import is_a_directory, names_a_directory, not_a_file
+from atoll.archives.holes import MapWriter
+from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.file_maps import FileMap, flaw_in
+from atoll.protocol.names import named
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
 MAX_LINKS = 40  # as many as the kernel follows
@@ -83,6 +88,7 @@ class NewFile:
     """
 
     def __init__(self, place: Place, mode: int | None) -> None:
+        self.path = place.path
         self._place = place
         self._name: bytes | None = None  # of the temporary file, while it has one
         self.is_in_place = _is_written_in_place(place)
@@ -165,6 +171,25 @@ class NewFile:
         if _libc.linkat(self.fd, b"", self._place.directory, name, _AT_EMPTY_PATH):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+
+
+def write_by_map(file: NewFile, file_map: FileMap, pieces: Iterable[bytes | memoryview]) -> None:
+    """The bytes of a file with holes, where its map has them."""
+    path = file.path
+    if flaw := flaw_in(file_map):
+        message = f"the map of {os.fsdecode(path)!r:.200} is wrong: {flaw}"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Send another, or none.", **named(path=path))
+    if file.is_in_place:  # what keeps nothing has no holes either
+        raise not_a_file(path, "device, or made by the kernel")
+    writer, left = MapWriter(file.fd, file_map), file_map.count
+    for data in pieces:
+        left -= len(data)
+        if left < 0:
+            break
+        writer.write(data)
+    if left:
+        message = f"{file_map.count} bytes of {os.fsdecode(path)!r:.200} were announced, and it was another number"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Send what its map says.", **named(path=path))
 
 
 def make_directories(path: bytes, *, above: int, mode: int = NEW_DIRECTORY_MODE) -> None:

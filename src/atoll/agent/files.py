@@ -26,9 +26,11 @@ from atoll.agent.file_writing import (
     make_directories,
     temporary_name,
     write_all,
+    write_by_map,
 )
 from atoll.agent.watch import watch_files
 from atoll.archives.descent import OPEN_DIRECTORY, Descent, go_on, identity, names_in
+from atoll.archives.holes import map_of, read_by
 from atoll.archives.packing import Packer
 from atoll.archives.unpacking import IN_SANDBOX, Unpacker
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -56,6 +58,7 @@ from atoll.protocol.files import (
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind
 from atoll.protocol.messages import encode_message
 from atoll.protocol.names import named
+from atoll.protocol.transfer_bounds import Bounds, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -138,13 +141,27 @@ def read_file(call: ReadFile, path: bytes, port: HostPort) -> FileDone:
     fd = open_for_reading(path)
     try:
         status = os.fstat(fd)
+        file_map = map_of(fd) if call.holes else None
+        _check_bound(call, path, file_map.count if file_map else status.st_size)
         port.send(FrameKind.EVENT, encode_message(describe(path, status)))
+        if file_map:
+            port.send(FrameKind.EVENT, encode_message(file_map))
+            for data in read_by(file_map, fd):
+                port.send_data(data)
+            return FileDone(count=file_map.count)
         if call.offset and not _go_to(fd, call.offset):
             return FileDone(count=0)
         buffer_size = min(READ_AT_ONCE, max(READ_AT_LEAST, status.st_size))
         return FileDone(count=_send_content(fd, call.length, buffer_size, port))
     finally:
         os.close(fd)
+
+
+def _check_bound(call: ReadFile, path: bytes, size: int) -> None:
+    count = max(0, size - call.offset)
+    if call.length is not None:
+        count = min(count, call.length)
+    Tally(Bounds(max_bytes=call.max_bytes), path).add_bytes(count)
 
 
 def _go_to(fd: int, offset: int) -> bool:
@@ -200,8 +217,11 @@ def write_file(call: WriteFile, path: bytes, port: HostPort) -> FileInfo:
         if call.exclusive and place.found:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         with NewFile(place, mode) as file:
-            for data in port.receive():
-                write_all(file.fd, data)
+            if call.map:
+                write_by_map(file, call.map, port.receive())
+            else:
+                for data in port.receive():
+                    write_all(file.fd, data)
             file.appear(exclusive=call.exclusive, sync=call.sync)
             return describe(path, os.fstat(file.fd))
 
@@ -401,7 +421,7 @@ def pack_files(call: PackFiles, path: bytes, port: HostPort) -> FileDone:
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         _check_readable(path, status)
-    packer = Packer(path.rstrip(b"/") or b"/")
+    packer = Packer(path.rstrip(b"/") or b"/", call.bounds)
     for piece in packer.pieces():
         port.send_data(piece)
     return FileDone(count=packer.count, left_out=packer.left_out, left_out_names=packer.left_out_names)

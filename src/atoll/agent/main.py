@@ -26,7 +26,9 @@ import stringprep
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from atoll.agent.command_group import Freezing, group
 from atoll.agent.commands import CommandRunner, oom_score_of_commands
+from atoll.agent.figures import Figures
 from atoll.agent.loop import AgentLoop
 from atoll.agent.operations import Calls
 from atoll.agent.processes import ProcessRegistry
@@ -41,7 +43,7 @@ from atoll.agent.workers import WorkerPool
 from atoll.protocol.messages import PROTOCOL_VERSION, Ping, Pong
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 # Codecs are looked up by name at first use, and that is an import: these are loaded while that is still allowed.
 PRELOADED = (encodings.ascii, encodings.idna, encodings.latin_1, encodings.utf_8, stringprep)
@@ -70,6 +72,8 @@ class Agent:
         TerminalRegistry(self._runner, self._sessions).register(calls)
         self.workers = WorkerPool(self._runner, self._sessions)
         self.workers.register(calls)
+        self.figures = Figures(self.loop, lambda: bool(self._runner.running), self._runner.births.last_pid)
+        calls.operations = {kind: self.figures.before(begin) for kind, begin in calls.operations.items()}
         self.server = AgentServer(self.loop, calls, admits)
 
     def open(self, listener: socket.socket, scratch: int) -> None:
@@ -85,6 +89,10 @@ class Agent:
         self.loop.open()
         self.reaper.open()
         self.server.listen(listener)
+
+    def put_commands_into(self, words: Freezing, fds: Sequence[int]) -> None:
+        """From now on they have a control group of their own, of which we are not."""
+        group.open(words, fds)
 
     def _answer_ping(self, call: Ping) -> Pong:
         return Pong(protocol_version=PROTOCOL_VERSION, commands_running=len(self._runner.running))

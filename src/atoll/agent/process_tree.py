@@ -262,9 +262,9 @@ class BirthClock:
 
     def now(self) -> Birth:
         # A tick is long enough for hundreds of processes; within one, the last pid given out decides.
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // NANOSECONDS_PER_TICK, self._last_pid()
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // NANOSECONDS_PER_TICK, self.last_pid()
 
-    def _last_pid(self) -> int:
+    def last_pid(self) -> int:
         return int(os.pread(self._load, 256, 0).split()[-1])
 
 

@@ -18,6 +18,7 @@ import struct
 import termios
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from atoll.agent.command_group import group
 from atoll.agent.descriptors import limit
 from atoll.agent.shell import NOT_STARTED
 from atoll.agent.spawn import no_room
@@ -45,7 +46,7 @@ class Started(NamedTuple):
 
 
 class PtyProgram:
-    """A program to be started on a pty. posix_spawn cannot give it a controlling terminal, so this takes a fork."""
+    """A program to be started on a pty. A list of calls cannot say why it has no terminal, so this takes a fork."""
 
     def __init__(self, program: str, argv: list[str], env: Mapping[str, str]) -> None:
         self._program = program
@@ -78,6 +79,7 @@ class PtyProgram:
                 pid = os.fork()
                 if pid == 0:
                     self._become_program(slave, report)
+                runner.guard.expect_company()
         except OSError as cause:
             os.close(outcome)
             raise no_room("a terminal", cause.strerror) from cause
@@ -88,6 +90,7 @@ class PtyProgram:
 
     def _become_program(self, slave: int, report: int) -> NoReturn:
         try:
+            group.join()
             os.setsid()
             fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
             for target in (0, 1, 2):

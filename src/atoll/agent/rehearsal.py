@@ -69,9 +69,23 @@ def rehearse(make_scratch: Callable[[], int]) -> None:
             listener.listen()
             agent = main.Agent(admits=_is_ours)
             agent.open(listener, scratch)
+            agent.figures.open(*_play_figures(make_scratch()), limit=2**30)
+            agent.figures.refresh()
             agent.loop.run_until_complete(_play(agent, address, calls))
             agent.close()
+            agent.figures.close()
         _play_worker(make_scratch())
+
+
+def _play_figures(directory: int) -> tuple[int, tuple[int, int]]:
+    """A directory for figures, and meters such as those of a control group."""
+    for name in ("uptime", "loadavg", "stat", "meminfo"):
+        os.mknod(name, dir_fd=directory)
+    meters = []
+    for name, content in (("memory", b"total_rss 4096\ntotal_cache 4096\n"), ("cpu", b"user 1\nsystem 1\n")):
+        meters.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, dir_fd=directory))
+        os.write(meters[-1], content)
+    return directory, (meters[0], meters[1])
 
 
 def _is_ours(peer: socket.socket) -> bool:

@@ -95,10 +95,6 @@ class ScratchDirectory:
             with suppress(OSError):
                 os.unlink(name, dir_fd=self.fd)
 
-    def ends_with(self, name: str, ending: bytes) -> bool:
-        """Whether there is such a file and its last bytes are `ending`."""
-        return self.tail(name, len(ending)) == ending
-
     def tail(self, name: str, most: int) -> bytes:
         """The last bytes of a file; none if there is no such file."""
         with suppress(OSError):

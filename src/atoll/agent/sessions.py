@@ -4,7 +4,8 @@ Rules:
 1. Operations of one session run one at a time, in the order of their arrival; sessions run side by side.
 2. One whose owner leaves while it waits is forgotten; one that runs is ended, and the session goes on at once.
 3. The default session exists when it is first used. Any shell starts at its session's first command.
-4. When a shell ends, for whatever reason, the next command gets a new one with the state that was saved last.
+4. When a shell ends, for whatever reason, the next command gets a new one with the state that was saved last. If that
+   is older than the last answer, the command's result says by how many commands.
 5. To delete a session ends its shell and the command that runs in it; what was put in the background lives on.
 """
 
@@ -16,20 +17,22 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from atoll.agent.commands import Command, CommandOperation
 from atoll.agent.shell import MAX_ANSWER, NOT_STARTED, Shell
 from atoll.agent.shell_command import CommandFiles, ShellCommand, write_lines
 from atoll.agent.shell_script import (
-    AFTER,
-    COMPLETE,
     ENDED,
     INIT,
     KEPT,
     LAST,
+    LONGEST_COMPLETE,
     RESTORE,
     STATES,
     WORDS,
     is_variable_name,
+    saved_number,
 )
 from atoll.agent.spawn import Environment, check_call, check_directory_name, check_words, enter
 from atoll.protocol.environment import check_environment
@@ -211,8 +214,9 @@ class Session:
         self._directory = os.path.join(DEFAULT_DIRECTORY, call.cwd)
         self._created_at = datetime.now(UTC)
         self._files = files
-        self._commands = 0
-        self._newest = 0  # which of the two states was saved last
+        self._answered = 0  # commands whose state the session has, as far as its user knows
+        self._restored = 0  # the same of the state that the shell began with
+        self._lost = 0  # commands whose state is lost, which nobody has been told yet
         self._shell: Shell | None = None
         self._keeps_all = False  # whether a shell that ends leaves all its state to the next
         self._running: SessionOperation | None = None
@@ -274,9 +278,11 @@ class Session:
             operation.execution.discard()
             operation.fail(_no_shell())
             self._start_next()
+        elif operation.execution.may_move:
+            self._begin_again(operation, operation.execution)
         else:
-            if operation.execution.is_ending and exit_code != KILLED:
-                # It ended of our interrupt, not because a command told it to; so all is kept.
+            if operation.execution.is_ending and exit_code != KILLED and not self._keeps_all:
+                # It ended of our interrupt, not because a command told it to; so all that was saved is kept.
                 self._files.remove(LAST)
                 self._keeps_all = True
             operation.execution.on_shell_end(exit_code, session_ended=not self._keeps_all)
@@ -302,12 +308,18 @@ class Session:
 
     def _on_done(self, done: ExecDone) -> None:
         operation, self._running = self._running, None
+        if operation and isinstance(operation.execution, ShellCommand):
+            self._answered += not done.session_ended
+            done = self._tell_losses(done, operation)
         if operation:
-            if isinstance(operation.execution, ShellCommand) and operation.execution.has_saved:
-                self._newest = 1 - self._newest
             operation.done(done)
         self._directory = self._look_up_directory()
         self._start_next()
+
+    def _tell_losses(self, done: ExecDone, operation: SessionOperation) -> ExecDone:
+        if self._lost and operation.streams.owner:
+            done, self._lost = msgspec.structs.replace(done, state_lost=self._lost), 0
+        return done
 
     def _start(self, operation: SessionOperation) -> Command | ShellCommand:
         match operation.call:
@@ -320,11 +332,10 @@ class Session:
         if call.cwd is not None:
             _check_directory(self._where(), call.cwd)
         shell = self._shell = self._shell or self._start_shell()
-        self._commands += 1
-        files = CommandFiles(self._files, self._commands)
+        files = CommandFiles(self._files, self._answered + 1)
         try:
             files.open_pipes(call.stdin)
-            lines = write_lines(call, shell, files, self._lasting, AFTER[1 - self._newest])
+            lines = write_lines(call, shell, files, self._lasting)
         except AtollError:
             files.remove()
             raise
@@ -335,6 +346,24 @@ class Session:
         shell.wake()
         return command
 
+    def _begin_again(self, operation: SessionOperation, command: ShellCommand) -> None:
+        """The shell that ended had not come to the command, which therefore had no part in its end: so all is kept."""
+        assert isinstance(operation.call, ExecShell)
+        self._files.remove(LAST)
+        try:
+            shell = self._shell = self._start_shell()
+            lines = write_lines(operation.call, shell, command.files, self._lasting)
+        except AtollError as cause:
+            self._running = None
+            command.discard()
+            operation.fail(cause)
+            self._start_next()
+            return
+        self._lasting, self._unsaved = {}, self._lasting
+        command.move_to(shell)
+        shell.send(*lines)
+        shell.wake()
+
     def _start_shell(self) -> Shell:
         self._choose_state()
         self._keeps_all = False
@@ -344,11 +373,26 @@ class Session:
 
     def _choose_state(self) -> None:
         """Which of the files an earlier shell left, if any, the next one starts from: the latest that is whole."""
-        for name in (LAST, STATES[self._newest], STATES[1 - self._newest]):
-            if self._files.ends_with(name, COMPLETE):
-                self._files.rename(name, RESTORE)
-                break
+        number, name = self._newest_state()
+        if name != RESTORE:
+            self._files.rename(name, RESTORE)
         self._files.remove(LAST, WORDS, *STATES)
+        self._lost += max(0, self._answered - number)
+        self._answered = self._restored = number
+
+    def _newest_state(self) -> tuple[int, str]:
+        """After how many commands it was saved, and where. A command may have saved and not come to be answered."""
+        if self._saved_in(LAST) is not None:
+            return self._answered, LAST
+        found = [(self._restored if self._saved_in(RESTORE) is not None else 0, RESTORE)]
+        for name in STATES:
+            number = self._saved_in(name)
+            if number is not None and number <= self._answered + 1:
+                found.append((number, name))
+        return max(found)
+
+    def _saved_in(self, name: str) -> int | None:
+        return saved_number(self._files.tail(name, LONGEST_COMPLETE))
 
     def _where(self) -> str:
         """The directory, as a path that leads there even if it was removed or renamed."""

@@ -19,10 +19,10 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from atoll.agent.posix_spawn import FileActions, posix_spawn
-from atoll.agent.shell_script import BASH, DROPPED, GO, READY, SH, START, Dialect
+from atoll.agent.shell_script import BASH, GO, READY, SH, START, Dialect
 from atoll.agent.spawn import enter, find_program, no_room, spawn_error, variables_vector
 from atoll.agent.subreaper import SUBREAPER
+from atoll.agent.vfork import DescriptorActions, vfork_exec
 from atoll.protocol.errors import AtollError
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class Shell:
                 self._control.send(f"{line}\n".encode())
 
     def ask(self, number: int) -> None:
-        """Make it say that it has dropped command `number`."""
-        self.send(self.dialect.last_answer(f"{DROPPED.decode()}{number}", self.next_batch()))
+        """Make it say that it has dropped command `number`, and save what that has left."""
+        self.send(self.dialect.source_dropped(self.next_batch(), number))
         self.wake()
 
     def wake(self) -> None:
@@ -189,16 +189,16 @@ class ShellStart(NamedTuple):
         finally:
             os.chdir("/")
 
-    def _arrange_descriptors(self) -> FileActions:
+    def _arrange_descriptors(self) -> DescriptorActions:
         """In this order: none that is still needed lies where another one goes."""
-        actions = FileActions()
+        actions = DescriptorActions()
         actions.copy(self.control, 0)
         actions.open_null(1, os.O_RDWR)
         actions.copy(1, 2)
         actions.copy(self.files, self.files_as)
         return actions
 
-    def _spawn(self, actions: FileActions) -> int:
+    def _spawn(self, actions: DescriptorActions) -> int:
         enter(self.directory, None)
         words = [START, *self.argv]
-        return posix_spawn(f"/proc/self/fd/{self.files}/{START}", words, variables_vector(self.env), actions)
+        return vfork_exec(f"/proc/self/fd/{self.files}/{START}", words, variables_vector(self.env), actions)

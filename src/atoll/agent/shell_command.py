@@ -6,6 +6,7 @@ Rules, on top of those of commands.py:
    the command, and goes on. Its directory, variables and functions are as the command left them.
 2. A shell that does not answer to that is killed. So is one that has read all its lines and has no answer.
 3. A shell that ends takes its command along. What the command had put in the background lives on.
+4. A command that its shell did not live to begin is begun by the next shell, once.
 """
 
 from __future__ import annotations
@@ -83,17 +84,15 @@ class CommandFiles:
         return self._names[-1]
 
 
-def write_lines(
-    call: ExecShell, shell: Shell, files: CommandFiles, lasting: Mapping[str, str | None], after: str
-) -> list[str]:
-    """Write the files of `call`; returns the lines that make the shell use them, and the script `after` in the end."""
+def write_lines(call: ExecShell, shell: Shell, files: CommandFiles, lasting: Mapping[str, str | None]) -> list[str]:
+    """Write the files of `call`; returns the lines that make the shell use them, and answer and save its state."""
     dialect = shell.dialect
     lines = [dialect.source_command(files.write("c", dialect.command(call.command, files.number, call.stdin)))]
     if lasting or call.env or call.cwd is not None:
         undo = files.write("u", dialect.undo(call.env, call.cwd))
         before = files.write("b", dialect.before(lasting, call.env, call.cwd, undo))
         lines = [dialect.source(before), *lines, dialect.source(undo)]
-    return [*lines, dialect.source_after(after, shell.next_batch())]
+    return [*lines, dialect.source_after(shell.next_batch(), files.number)]
 
 
 class ShellCommand(Execution):
@@ -109,24 +108,35 @@ class ShellCommand(Execution):
         on_done: Callable[[ExecDone], None],
     ) -> None:
         super().__init__(runner, call, streams, on_done)
-        self._shell = shell
-        self._files = files
-        self._number = b"%d" % shell.batch  # of the lines that were written for it
-        self._tree = ShellCommandTree(shell.pid, runner.births.now())
+        self.files = files
+        self._use(shell)
         self._pause = FIRST_LOOK_SECONDS
-        self._was_silent = False
-        self.has_saved = False  # whether the shell went on to save its state
+        self._was_silent = self._has_input = self._has_moved = False
         self._check = self._loop.call_later(FIRST_CHECK_SECONDS, self._check_shell, FIRST_CHECK_SECONDS)
+
+    def _use(self, shell: Shell) -> None:
+        self._shell = shell
+        self._number = b"%d" % shell.batch  # of the lines that were written for it
+        self._tree = ShellCommandTree(shell.pid, self._runner.births.now())
+
+    @property
+    def may_move(self) -> bool:
+        """Whether the shell that has ended had not come to it: it opens the pipes first."""
+        return not (self._is_ending or self._has_moved or self._has_input or self._streams.were_opened)
+
+    def move_to(self, shell: Shell) -> None:
+        self._has_moved = True
+        self._use(shell)
 
     def on_answer(self, answer: bytes) -> None:
         number, _, status = answer.partition(b" ")
         if answer == INPUT_OPENED:
-            self._files.hand_input_to(self._streams)
+            self._has_input = True
+            self.files.hand_input_to(self._streams)
         elif number == self._number and status.isdigit() and len(status) <= 3:
-            self.has_saved = True
             if not self._is_ending:
                 self._leave(min(int(status), MAX_EXIT_CODE))
-        elif self._is_ending and answer == DROPPED + str(self._files.number).encode():
+        elif self._is_ending and answer == DROPPED + str(self.files.number).encode():
             self._leave(0)
 
     def on_shell_end(self, exit_code: int, *, session_ended: bool) -> None:
@@ -155,10 +165,10 @@ class ShellCommand(Execution):
 
     def _clean_up(self) -> None:
         self._check.cancel()
-        self._files.remove()
+        self.files.remove()
 
     def _terminate(self) -> None:
-        self._files.remove_command()  # if it has not begun it never will
+        self.files.remove_command()  # if it has not begun it never will
         self._has_asked = False
         self._kill_at = self._loop.time() + KILL_GRACE_SECONDS
         self._insist_at = self._abort_at = math.inf
@@ -202,7 +212,7 @@ class ShellCommand(Execution):
         """Not the command's own answer counts now: it may have been about to give that, and have dropped it."""
         if not self._has_asked or self._shell.has_read_everything:
             self._has_asked = True
-            self._shell.ask(self._files.number)
+            self._shell.ask(self.files.number)
 
     def _insist(self) -> None:
         """It may wait in the kernel, for the other end of a FIFO say, which only this signal interrupts."""

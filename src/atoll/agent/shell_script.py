@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 READY, INPUT_OPENED, DROPPED = b"ready", b"input", b"dropped "
 ENDED, KEPT = b"ended", b"kept"  # the last words of a shell, with its status and directory; in the file WORDS
-COMPLETE = b"#complete\n"
+_COMPLETE = re.compile(rb"#complete (\d{1,18})\n\Z")
+LONGEST_COMPLETE = 32  # bytes, with some to spare
 INTERRUPT_SIGNAL = 41  # a real-time signal that nobody uses
 
 START, INIT, RESTORE, LAST, WORDS, GO = "start", "init", "restore", "last", "words", "go"
-AFTER, STATES = ("after0", "after1"), ("state0", "state1")
+AFTER, STATES = "after", ("state", "state1")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -55,9 +56,7 @@ class Dialect(msgspec.Struct, frozen=True):
 
     def scripts(self) -> dict[str, str]:
         """The files a shell finds in its directory."""
-        texts = {INIT: self.init + _INIT, "exit": _EXIT, "options": self.set_options}
-        for after, state in zip(AFTER, STATES, strict=True):
-            texts[after] = _AFTER.replace("@STATE", state)
+        texts = {INIT: self.init + _INIT, AFTER: _AFTER, "exit": _EXIT, "options": self.set_options}
         return {name: self._fill(text) for name, text in texts.items()}
 
     def command(self, text: str, number: int, with_stdin: bool) -> str:
@@ -101,16 +100,15 @@ class Dialect(msgspec.Struct, frozen=True):
     def answer(self, word: str) -> str:
         return f"{self.call} printf '{word}\\0' >&0"
 
-    def source_after(self, name: str, batch: int) -> str:
-        """The last line of a command. The number goes back with the answer: what a command sends of its own accord
+    def source_after(self, batch: int, number: int) -> str:
+        """The last line of command `number`. `batch` goes back with the answer: what a command sends of its own accord
         would else leave the real answer over for the next. By it, too, a shell knows whether it was woken for more.
         """
-        return f"__atoll=$? __atoll_batch={batch}; {self.source(name)}"
+        return f"__atoll=$? __atoll_batch={batch} __atoll_number={number}; {self.source(AFTER)}"
 
-    def last_answer(self, word: str, batch: int) -> str:
-        """An answer after which the shell has nothing to do."""
-        read = f"__atoll_batch={batch}; " if self.needs_waking else ""
-        return f"{read}{self.answer(word)}; {self.wait}"
+    def source_dropped(self, batch: int, number: int) -> str:
+        """The same for one that was interrupted, perhaps while its state was saved."""
+        return f"{self.answer(f'{DROPPED.decode()}{number}')}; {self.source_after(batch, number)}"
 
     def _set(self, name: str, value: str | None) -> str:
         unset = f"{self.call} unset {name}"
@@ -138,6 +136,12 @@ def quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
+def saved_number(end: bytes) -> int | None:
+    """After which command the state was saved in a file that ends so. None if it was not saved as a whole."""
+    complete = _COMPLETE.search(end)
+    return int(complete[1]) if complete else None
+
+
 def is_variable_name(name: str) -> bool:
     """Whether a shell can have it; the kernel takes more."""
     return bool(_NAME.fullmatch(name))
@@ -159,12 +163,14 @@ done' EXIT
 @WAIT
 """
 
-# First the answer, for which somebody waits. Two files take turns, so that one is whole whenever the shell is killed.
-# What does not fit is not kept, and does not fill the place.
+# First the answer, for which somebody waits. Two files take turns, so that one is whole whenever the shell is killed:
+# the other's turn comes when this one is. What does not fit is not kept, and does not fill the place. The number at the
+# end says that a file is whole, and that it is not left over from the turn before.
 _AFTER = r"""@CALL printf '%s %s\0' "$__atoll_batch" "$__atoll" >&0
 {
 @DUMP
-} >|@DIR/@STATE || \: >|@DIR/@STATE
+} >|"@DIR/state${__atoll_odd:+1}" && __atoll_odd=${__atoll_odd:-11} && __atoll_odd=${__atoll_odd#1} ||
+\: >|"@DIR/state${__atoll_odd:+1}"
 @MEND
 @WAIT
 @CALL return "$__atoll"
@@ -190,7 +196,7 @@ fi
 """
 
 _BASH_DIRECTORY = r"""\builtin printf '\\builtin cd -- %q\n' "${PWD-}" """
-_COMPLETE_LINE = r"""@CALL printf '#complete\n'"""
+_COMPLETE_LINE = r"""@CALL printf '#complete %s\n' "${__atoll_number:-0}" """
 
 BASH = Dialect(
     # Interactive, since only then an error, an unset variable or an interrupt ends the command and not the shell.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from atoll.agent.descriptors import FEW_LEFT, limit
 from atoll.agent.file_errors import file_error
-from atoll.agent.posix_spawn import Vector, descriptor_actions, make_vector, posix_spawn
+from atoll.agent.vfork import Vector, descriptor_actions, make_vector, vfork_exec
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.names import named
@@ -47,7 +47,7 @@ def variables_vector(variables: Mapping[str, str]) -> Vector:
 def spawn(call: Exec, pipes: Pipes, env: Environment, base: str) -> int:
     """The pid of the new process, which leads its own session and holds no descriptor but 0, 1 and 2.
 
-    posix_spawn knows no directory, so the agent goes there itself for a moment.
+    A list of calls has no place for a directory that may be gone, so the agent goes there itself for a moment.
     """
     try:
         vector, path = env.with_changes(call.env)
@@ -55,7 +55,7 @@ def spawn(call: Exec, pipes: Pipes, env: Environment, base: str) -> int:
         stdin = pipes.stdin[0] if pipes.stdin else None
         program = find_program(call.argv[0], path)
         actions = descriptor_actions(stdin, pipes.stdout[1], pipes.stderr[1])
-        return posix_spawn(program, call.argv, vector, actions)
+        return vfork_exec(program, call.argv, vector, actions)
     except AtollError:
         pipes.close_ours()
         raise

@@ -7,6 +7,7 @@ with `open`. The rules of commands.py about output are kept here.
 from __future__ import annotations
 
 import os
+import select
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,14 @@ class Streams:
         self._on_silence = on_silence
         if not self._is_paused:
             self.resume()
+
+    @property
+    def were_opened(self) -> bool:
+        """Whether the other end of a FIFO ever was. If nobody has it open now, poll still tells of who had."""
+        poll = select.poll()
+        for fd in self._outputs:
+            poll.register(fd, select.POLLIN)
+        return len(self._outputs) < 2 or bool(poll.poll(0)) or any(read_now(fd) is None for fd in self._outputs)
 
     def open_input(self, stdin: int | None) -> None:
         """Our end of the pipe, or none for a command that is given nothing."""

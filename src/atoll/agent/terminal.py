@@ -15,12 +15,15 @@ Rules:
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from atoll.agent.commands import KILL_GRACE_SECONDS
-from atoll.agent.process_tree import CommandTree
+from atoll.agent.descriptors import reserve
+from atoll.agent.guard import patience_with
+from atoll.agent.process_tree import CommandTree, read_stat
 from atoll.agent.pty import set_size
 from atoll.agent.streams import READ_SIZE
 from atoll.agent.terminal_views import History
@@ -118,6 +121,12 @@ class Terminal:
             self._tree.add(self._pid)  # somebody may have stopped it before it made its session
             self._tree.hang_up()
             self._kill_timer = self.loop.call_later(KILL_GRACE_SECONDS, self._tree.kill)
+
+    def end_unexecuted(self, looks: int) -> None:
+        """Of a program that somebody keeps from being executed. Then nothing is below it yet."""
+        with suppress(OSError), reserve.given_up():
+            if self._exit_code is None and looks >= patience_with(read_stat(self._pid).state):
+                os.kill(self._pid, signal.SIGKILL)
 
     def when_ended(self, action: Callable[[], None]) -> None:
         if self.has_ended:

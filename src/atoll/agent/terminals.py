@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from atoll.agent.guard import LOOK_SECONDS
 from atoll.agent.pty import PtyProgram, read_outcome
 from atoll.agent.shell import find_shell
 from atoll.agent.spawn import check_directory_name, check_no_nul, enter, find_program, spawn_error
@@ -179,12 +180,20 @@ class Creation(Waiting):
 
     def begin(self) -> None:
         self._terminal, self._outcome = self._registry.start(self._call)
+        self._looks = 0
+        self._next_look = self._terminal.loop.call_later(LOOK_SECONDS, self._look)
         self._terminal.loop.add_reader(self._outcome, self._on_outcome)
 
     def cancel(self) -> None:
         """Nobody knows its id."""
         self._stop_waiting()
         self._terminal.close()
+
+    def _look(self) -> None:
+        """Nobody but its caller waits for the exec, and that one not for ever."""
+        self._looks += 1
+        self._terminal.end_unexecuted(self._looks)
+        self._next_look = self._terminal.loop.call_later(LOOK_SECONDS, self._look)
 
     def _on_outcome(self) -> None:
         try:
@@ -199,5 +208,6 @@ class Creation(Waiting):
             self._done()
 
     def _stop_waiting(self) -> None:
+        self._next_look.cancel()
         self._terminal.loop.remove_reader(self._outcome)
         os.close(self._outcome)

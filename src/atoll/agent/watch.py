@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from atoll.agent.file_errors import is_not_a_directory
 from atoll.agent.inotify import Inotify, Mask, RawEvent
 from atoll.archives.descent import OPEN_DIRECTORY, Descent, go_on
-from atoll.protocol.files import ChangeType, FileChange, FileChanges, FileDone
+from atoll.protocol.files import MAX_TOGETHER, ChangeType, FileChange, FileChanges, FileDone
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import encode_message
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from atoll.protocol.files import WatchFiles
 
 MAX_DIRECTORIES = 8192
-MAX_TOGETHER = 1000  # changes in one message
 MAX_HELD = 20_000  # changes; beyond that, they are said not to be known
 MAX_BYTES_TOGETHER = 128 * 1024
 TOGETHER_SECONDS = 0.05

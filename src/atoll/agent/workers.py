@@ -26,6 +26,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, get_args
 
+from atoll.agent.command_group import group
 from atoll.agent.files import perform
 from atoll.agent.spawn import no_room
 from atoll.agent.worker import Order, Progress, WorkerProcess, encode_order, receive_packet, send_packet
@@ -299,6 +300,7 @@ class WorkerOperation:
 
 def _become_worker(control: int, progress: mmap.mmap) -> NoReturn:
     try:
+        group.join()
         # Before anything is closed: a signal would write to whatever has the number of the agent's descriptor then.
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGALRM):

@@ -35,7 +35,10 @@ class Descent:
         os.close(self.fd)
 
     def enter(self, name: bytes) -> None:
-        fd = os.open(name, OPEN_DIRECTORY, dir_fd=self.fd)
+        self.enter_opened(name, os.open(name, OPEN_DIRECTORY, dir_fd=self.fd))
+
+    def enter_opened(self, name: bytes, fd: int) -> None:
+        """Into the directory `name`, at which `fd` is open, and ours from now on."""
         self._above.append(identity(os.fstat(self.fd)))
         self.names.append(name)
         os.close(self.fd)

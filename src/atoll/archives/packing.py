@@ -8,12 +8,17 @@ import stat
 from typing import TYPE_CHECKING
 
 from atoll.archives.descent import OPEN_DIRECTORY, Descent, go_on, names_in
-from atoll.archives.tar import END, Entry, EntryType, encode_entry, padding
+from atoll.archives.holes import PIECE, map_of, read_by
+from atoll.archives.tar import END, MAX_NAME, Entry, EntryType, encode_entry, padding
+from atoll.protocol.errors import AtollError
+from atoll.protocol.file_maps import FileMap
+from atoll.protocol.names import MAX_SHOWN
+from atoll.protocol.transfer_bounds import Bounds, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PIECE = 256 * 1024
+NO_BOUNDS = Bounds()
 NAMES_LEFT_OUT = 10
 
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -25,14 +30,15 @@ class Packer:
 
     A directory's entries are named from within it, after "." for itself; a file is one entry with its own name.
     Links are packed, not followed. Sockets, FIFOs and devices are left out, which `left_out` tells, and so is what
-    vanishes meanwhile.
+    vanishes meanwhile. What goes beyond `bounds` is an error before it is packed. Holes are not packed.
     """
 
-    def __init__(self, path: bytes) -> None:
+    def __init__(self, path: bytes, bounds: Bounds = NO_BOUNDS) -> None:
         self.count = 0  # entries, without "."
         self.left_out = 0
         self.left_out_names: list[bytes] = []  # of the first, from within the directory
         self._path = path
+        self._tally = Tally(bounds, path)
         self._ready = bytearray()
 
     def pieces(self) -> Iterator[bytes]:
@@ -58,8 +64,10 @@ class Packer:
                     name = b""
                     if not go_on(descent, unfinished):
                         return
+            except AtollError:  # some of which are an OSError, and know their path
+                raise
             except OSError as cause:
-                path = b"/".join(filter(None, (self._path, *descent.names, name)))
+                path = b"/".join(filter(None, (self._path, *descent.names, name)))[:MAX_SHOWN]
                 raise OSError(cause.errno, cause.strerror, path) from cause
 
     def _pack_entry(self, name: bytes, descent: Descent, directories: list[bytes]) -> Iterator[bytes]:
@@ -70,12 +78,12 @@ class Packer:
                 case stat.S_IFREG:
                     yield from self._pack_file(path, os.open(name, _READING, dir_fd=descent.fd))
                 case stat.S_IFDIR:
-                    self.count += 1
+                    self._count(path)
                     self._add(_entry(path, EntryType.DIRECTORY, status))
                     directories.append(name)
                 case stat.S_IFLNK:
                     target = os.readlink(name, dir_fd=descent.fd)
-                    self.count += 1
+                    self._count(path)
                     self._add(_entry(path, EntryType.SYMLINK, status)._replace(target=target))
                 case _:
                     self._leave_out(path)
@@ -91,18 +99,23 @@ class Packer:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 return
-            self.count += 1
-            left = status.st_size
-            self._add(_entry(name, EntryType.FILE, status)._replace(size=left))
-            while left:
-                data = os.read(fd, min(left, PIECE)) or b"\0" * min(left, PIECE)
-                left -= len(data)
+            file_map = map_of(fd) or FileMap(size=status.st_size, places=[(0, status.st_size)])
+            self._count(name, file_map.count)
+            holes = file_map if file_map.count != file_map.size else None
+            self._add(_entry(name, EntryType.FILE, status)._replace(size=file_map.size, map=holes))
+            for data in read_by(file_map, fd):
                 self._ready += data
                 if len(self._ready) >= PIECE:
                     yield self._take()
-            self._ready += padding(status.st_size)
+            self._ready += padding(file_map.count)
         finally:
             os.close(fd)
+
+    def _count(self, path: bytes, size: int = 0) -> None:
+        if len(path) > MAX_NAME:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        self._tally.add_entry(path.count(b"/") + 1, size)
+        self.count += 1
 
     def _leave_out(self, name: bytes) -> None:
         self.left_out += 1

@@ -10,6 +10,7 @@ Rules:
    first and then down, not up again: a step down can be another link, and ".." after that leads nobody knows where.
 4. There, what is made has no more rights than the umask leaves, and a directory that was there keeps those it has. The
    umask is the kernel's to apply: it belongs to all threads, and cannot be read without being changed.
+5. What goes beyond the bounds is an error before it is made. A file that is not whole when all ends is removed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from atoll.archives.descent import OPEN_DIRECTORY
+from atoll.archives.descent import OPEN_DIRECTORY, Descent, identity
+from atoll.archives.holes import MapWriter
 from atoll.archives.tar import Entry, EntryType, TarReader, unsafe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+    from atoll.protocol.transfer_bounds import Tally
 
 T = TypeVar("T")
 
@@ -48,27 +52,26 @@ ON_HOST = Policy(keeps_any_link=False, modes=0o777, obeys_umask=True)
 class Unpacker:
     """`feed` it, then `close`. An OSError is about `current`, the name of an entry."""
 
-    def __init__(self, directory: int, policy: Policy) -> None:
+    def __init__(self, directory: int, policy: Policy, tally: Tally | None = None) -> None:
         """`directory` is a descriptor, which stays the caller's."""
         self.count = 0  # entries, without "."
         self.current = b""
-        self._root = directory
         self._policy = policy
+        self._tally = tally
         self._reader = TarReader()
-        self._parent = b""  # the name of the directory that `_parent_fd` is open at
-        self._parent_fd = directory
+        self._place = Descent(os.dup(directory))  # in the directory of the entry before
         self._entry: Entry | None = None
         self._file = -1  # while one is being written
         self._left = 0
+        self._by_map: MapWriter | None = None
 
     def __enter__(self) -> Unpacker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, at: TracebackType | None) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        self._leave_parent()
+        with self._place:
+            if self._file >= 0:
+                self._give_up_file()
 
     def feed(self, data: bytes | memoryview) -> None:
         for part in self._reader.feed(data):
@@ -84,6 +87,8 @@ class Unpacker:
     def _take(self, entry: Entry) -> None:
         self.current = entry.name
         steps = _steps(entry.name)
+        if self._tally:
+            self._tally.add_entry(len(steps), entry.content)
         if not steps:
             if entry.type is not EntryType.DIRECTORY:
                 raise unsafe(entry.name, "has no name of its own", "Name it.")
@@ -98,14 +103,18 @@ class Unpacker:
             case EntryType.FILE:
                 mode = self._mode_of(entry) if self._policy.obeys_umask else 0o600
                 self._file = _make(lambda: os.open(steps[-1], _NEW, mode, dir_fd=parent), parent, steps[-1])
-                self._entry, self._left = entry, entry.size
-                if not entry.size:
+                self._entry, self._left = entry, entry.content
+                self._by_map = MapWriter(self._file, entry.map) if entry.map else None
+                if not self._left:
                     self._finish_file()
 
     def _write(self, data: memoryview) -> None:
         self._left -= len(data)
-        while data:
-            data = data[os.write(self._file, data) :]
+        if self._by_map:
+            self._by_map.write(data)
+        else:
+            while data:
+                data = data[os.write(self._file, data) :]
         if not self._left:
             self._finish_file()
 
@@ -117,6 +126,16 @@ class Unpacker:
             os.utime(self._file, (self._entry.modified_at, self._entry.modified_at))
         os.close(self._file)
         self._file = -1
+
+    def _give_up_file(self) -> None:
+        """It is removed, if its name still is its own."""
+        assert self._entry
+        ours, self._file = self._file, -1
+        with suppress(OSError):
+            name = _steps(self._entry.name)[-1]
+            if identity(os.fstat(ours)) == identity(os.stat(name, dir_fd=self._place.fd, follow_symlinks=False)):
+                os.unlink(name, dir_fd=self._place.fd)
+        os.close(ours)
 
     def _make_directory(self, parent: int, name: bytes, entry: Entry) -> None:
         mode = self._mode_of(entry) | 0o700  # what it holds is yet to come
@@ -140,22 +159,16 @@ class Unpacker:
         _make(lambda: os.symlink(entry.target, steps[-1], dir_fd=parent), parent, steps[-1])
 
     def _enter(self, steps: list[bytes]) -> int:
-        """A descriptor of the directory that `steps` lead to, made if need be."""
-        name = b"/".join(steps)
-        if name != self._parent:
-            self._leave_parent()
-            for step in steps:
-                below = self._open_directory(self._parent_fd, step)
-                if self._parent_fd != self._root:
-                    os.close(self._parent_fd)
-                self._parent_fd = below
-            self._parent = name
-        return self._parent_fd
+        """A descriptor of the directory that `steps` lead to, made if need be.
 
-    def _leave_parent(self) -> None:
-        if self._parent_fd != self._root:
-            os.close(self._parent_fd)
-        self._parent, self._parent_fd = b"", self._root
+        From where the entry before was: an archive goes down a tree, and each way from its top would take longer.
+        """
+        place = self._place
+        while place.names != steps[: len(place.names)]:
+            place.leave()
+        for step in steps[len(place.names) :]:
+            place.enter_opened(step, self._open_directory(place.fd, step))
+        return place.fd
 
     def _open_directory(self, parent: int, name: bytes, mode: int = _NEW_DIRECTORY_MODE) -> int:
         with suppress(FileExistsError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atoll.attacks.record import Attack, Defence, Family
+from atoll.protocol.limits import Limits
 
 REMOUNT = """
 import ctypes, os
@@ -49,17 +50,77 @@ KERNEL = _HIDDEN.format(paths=["/proc/kcore", "/proc/kallsyms"])
 HIDDEN = _HIDDEN.format(
     paths=[
         "/proc/acpi",
+        "/proc/buddyinfo",
+        "/proc/bus",
         "/proc/cmdline",
         "/proc/config.gz",
+        "/proc/consoles",
+        "/proc/devices",
+        "/proc/diskstats",
+        "/proc/fs",
         "/proc/interrupts",
+        "/proc/iomem",
+        "/proc/irq",
+        "/proc/key-users",
         "/proc/keys",
         "/proc/locks",
+        "/proc/misc",
+        "/proc/modules",
+        "/proc/pressure",
+        "/proc/schedstat",
+        "/proc/softirqs",
         "/proc/timer_list",
+        "/proc/zoneinfo",
+        "/proc/sys/kernel/pty/nr",
         "/sys/block",
+        "/sys/class/block",
+        "/sys/dev/block",
+        "/sys/devices/virtual",
         "/sys/firmware",
-        "/sys/devices/virtual/dmi",
+        "/sys/fs/btrfs",
+        "/sys/module",
     ]
 )
+
+_FIGURES = """
+import os
+
+def numbers(path):
+    with open(path) as file:
+        return [float(word) for word in file.read().split() if word.replace(".", "").isdigit()]
+
+def lines(path):
+    with open(path) as file:
+        return {{line.split()[0]: line.split()[1:] for line in file if line.strip()}}
+
+print("BREACH" if {expression} else "HELD", flush=True)
+"""
+
+MEMORY_OF_THE_MACHINE = _FIGURES.format(expression='int(lines("/proc/meminfo")["MemTotal:"][0]) > 64 * 2**10')
+LOAD_OF_THE_MACHINE = _FIGURES.format(
+    expression='int(open("/proc/loadavg").read().split()[3].split("/")[1]) > sum(map(str.isdigit, os.listdir("/proc")))'
+)
+CPU_OF_THE_MACHINE = _FIGURES.format(expression='any(float(word) for word in lines("/proc/stat")["intr"])')
+IDLENESS_OF_THE_MACHINE = _FIGURES.format(
+    expression='numbers("/proc/uptime")[1] > (numbers("/proc/uptime")[0] + 1) * os.cpu_count()'
+)
+COUNTS_OF_THE_MACHINE = _FIGURES.format(
+    expression="""any(numbers("/proc/vmstat")) or any(numbers("/proc/sys/fs/inode-nr")) \\
+    or any(numbers("/proc/sys/fs/file-nr")[:2]) or numbers("/proc/partitions") \\
+    or any(line[1] != "1" for name, line in lines("/proc/cgroups").items() if name[0] != "#")"""
+)
+BOOT_OF_THE_MACHINE = _FIGURES.format(
+    expression='os.stat("/proc/sys/kernel/random/boot_id").st_dev == os.stat("/proc/self").st_dev'
+)
+
+# A sandbox that is being attacked is not old, so neither is its clock. CLOCK_BOOTTIME is number 7.
+UP_SINCE = """
+import time
+with open("/proc/1/stat") as file:
+    began = int(file.read().rpartition(")")[2].split()[19]) / 100
+old = [seconds for seconds in (began, time.monotonic(), time.clock_gettime(7)) if seconds > 300]
+print("BREACH" if old else "HELD", old, flush=True)
+"""
 
 # Opened, and never written to: what it says, the host's kernel runs as root.
 CORE_PATTERN = """
@@ -136,6 +197,19 @@ ATTACKS = (
     _attack("remount-read-only-mounts", REMOUNT, Defence.FILTER, Defence.CAPABILITIES),
     _attack("kernel-memory-and-symbols", KERNEL, Defence.HIDDEN_PATHS),
     _attack("hidden-paths", HIDDEN, Defence.HIDDEN_PATHS),
+    Attack(
+        name="memory-of-the-machine",
+        family=Family.FILES,
+        defences=(Defence.HIDDEN_PATHS,),
+        payload=MEMORY_OF_THE_MACHINE,
+        limits=Limits(memory=64 * 2**20),
+    ),
+    _attack("load-of-the-machine", LOAD_OF_THE_MACHINE, Defence.HIDDEN_PATHS),
+    _attack("cpu-time-of-the-machine", CPU_OF_THE_MACHINE, Defence.HIDDEN_PATHS),
+    _attack("idleness-of-the-machine", IDLENESS_OF_THE_MACHINE, Defence.HIDDEN_PATHS),
+    _attack("counts-of-the-machine", COUNTS_OF_THE_MACHINE, Defence.HIDDEN_PATHS),
+    _attack("boot-of-the-machine", BOOT_OF_THE_MACHINE, Defence.HIDDEN_PATHS),
+    _attack("since-when-the-machine-is-up", UP_SINCE, Defence.OWN_CLOCKS),
     _attack("core-pattern", CORE_PATTERN, Defence.READ_ONLY_PATHS, Defence.USER_NAMESPACE),
     _attack("network-settings", NETWORK_SETTING, Defence.READ_ONLY_PATHS, Defence.CAPABILITIES),
     _attack("device-node", DEVICE, Defence.USER_NAMESPACE, Defence.NO_DEVICES),

@@ -70,6 +70,51 @@ shown = subprocess.run(["/tmp/id", "-u"], user=1000, group=1000, extra_groups=[]
 print("BREACH a user became root" if shown.stdout.strip() == "0" else "HELD", shown.stdout, shown.stderr)
 """
 
+# Who may signal PID 1 may signal its forks, and end those that work on files. Every account that there is, but root's.
+SIGNAL_AS_ANYBODY = """
+import os, pwd, signal
+allowed = []
+for account in pwd.getpwall():
+    if account.pw_uid == 0:
+        continue
+    if (child := os.fork()) == 0:
+        os.setgroups([])
+        os.setresgid(*[account.pw_gid] * 3)
+        os.setresuid(*[account.pw_uid] * 3)
+        try:
+            os.kill(1, 0)
+        except PermissionError:
+            os._exit(0)
+        os._exit(1)
+    if os.waitpid(child, 0)[1]:
+        allowed.append(account.pw_name)
+print("BREACH" if allowed else "HELD", *allowed)
+"""
+
+# While PID 1 waits for an exec it collects no orphans.
+BAIT = "/tmp/bait"
+LEASE = f"""
+import fcntl, os, shutil, signal, time
+shutil.copy("/bin/true", "{BAIT}")
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGIO])
+fd = os.open("{BAIT}", os.O_RDONLY)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("READY", flush=True)
+signal.sigwait([signal.SIGIO])
+orphans, theirs = os.pipe()
+if os.fork() == 0:
+    if child := os.fork():
+        os.write(theirs, b"%d" % child)
+    os._exit(0)
+os.wait()
+orphan, waited = int(os.read(orphans, 20)), time.monotonic()
+while os.path.exists(f"/proc/{{orphan}}") and time.monotonic() < waited + 5:
+    time.sleep(0.01)
+is_there = os.path.exists(f"/proc/{{orphan}}")
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+print("BREACH the agent collects nobody" if is_there else "HELD")
+"""
+
 
 def _attack(name: str, payload: str, *defences: Defence, evidence: Evidence = Evidence.VERDICT) -> Attack:
     return Attack(name=name, family=Family.PROCESSES, defences=defences, payload=payload, evidence=evidence)
@@ -89,5 +134,13 @@ ATTACKS = (
     ),
     _attack("descriptors-of-the-agent", DESCRIPTORS, Defence.AGENT_UNDUMPABLE, Defence.AGENT_IDS),
     _attack("limits-of-the-agent", LIMITS, Defence.AGENT_IDS),
-    _attack("set-user-id-program", SET_USER_ID, Defence.NO_NEW_PRIVILEGES),
+    _attack("signal-the-agent-as-anybody", SIGNAL_AS_ANYBODY, Defence.AGENT_ID_UNUSED),
+    _attack("set-user-id-program", SET_USER_ID, Defence.NO_NEW_PRIVILEGES, Defence.NO_SET_USER_ID),
+    Attack(
+        name="write-lease-on-a-program",
+        family=Family.PROCESSES,
+        defences=(Defence.SPAWN_GUARD,),
+        payload=LEASE,
+        bait=BAIT,
+    ),
 )

@@ -33,6 +33,7 @@ class Defence(StrEnum):
     FILTER = "filter"  # seccomp
     CAPABILITIES = "capabilities"
     NO_NEW_PRIVILEGES = "no-new-privileges"
+    NO_SET_USER_ID = "no-set-user-id"  # nosuid
     USER_NAMESPACE = "user-namespace"
     PID_NAMESPACE = "pid-namespace"
     NETWORK_NAMESPACE = "network-namespace"
@@ -41,17 +42,22 @@ class Defence(StrEnum):
     NAMESPACE_OWNER = "namespace-owner"  # what the kernel counts by user, it counts for each sandbox
     OLD_ROOT_DETACHED = "old-root-detached"
     SMALL_ROOT = "small-root"  # that old root is the nursery's, and not the host's
-    HIDDEN_PATHS = "hidden-paths"
+    HIDDEN_PATHS = "hidden-paths"  # and what is shown in their place
+    OWN_CLOCKS = "own-clocks"
     READ_ONLY_PATHS = "read-only-paths"
     NO_DEVICES = "no-devices"  # nodev
     OWN_DEV = "own-dev"  # a /dev for each
     AGENT_UNDUMPABLE = "agent-undumpable"
     AGENT_IDS = "agent-ids"  # the agent's third user id is not root's
+    AGENT_ID_UNUSED = "agent-id-unused"  # nor any account's
     AGENT_SOCKET_OUTSIDE = "agent-socket-outside"
+    SPAWN_GUARD = "spawn-guard"  # the agent waits for no exec that somebody holds up
     BACK_PRESSURE = "back-pressure"
     OOM_ORDER = "oom-order"  # commands are killed before the agent
+    COMMANDS_GROUP = "commands-group"  # the memory that commands fill is not the agent's
     PIDS_LIMIT = "pids-limit"
     MEMORY_LIMIT = "memory-limit"
+    SOCKET_LIMIT = "socket-limit"  # what waits in sockets is memory too
     CPU_LIMIT = "cpu-limit"
     DISK_QUOTA = "disk-quota"
 
@@ -68,6 +74,7 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True):
 
     A `witness` runs in the same sandbox, beside a payload that cannot speak for itself, and gives the verdict.
     A `victim` runs in a neighbour: it says READY, and ends with its standard input.
+    A `bait` is a program that the host runs in the sandbox when the payload has said READY.
     """
 
     name: str
@@ -77,4 +84,5 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Evidence = Evidence.VERDICT
     witness: str | None = None
     victim: str | None = None
+    bait: str | None = None
     limits: Limits = Limits()

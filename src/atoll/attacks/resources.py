@@ -64,6 +64,46 @@ while True:
     os.wait()
 """
 
+# What the kernel has taken and nobody has read, which costs the sender no memory of its own.
+TCP_HOARD = f"""
+import socket, time
+listener = socket.create_server(("127.0.0.1", 0), backlog=100)
+kept, held, block = [], 0, b"x" * 32768
+while held < {2 * MEMORY} and len(kept) < 100:
+    sender = socket.create_connection(listener.getsockname())
+    kept.append((sender, listener.accept()))
+    sender.setblocking(False)
+    try:
+        while held < {2 * MEMORY}:
+            held += sender.send(block)
+    except BlockingIOError:
+        pass
+print("BREACH" if held >= {2 * MEMORY} else "HELD", held, "bytes in TCP", flush=True)
+time.sleep(60)
+"""
+
+# What does not fit is dropped and nobody told, so it counts what can be read.
+UDP_HOARD = f"""
+import socket, time
+
+def held(receiver):
+    receiver.setblocking(False)
+    try:
+        return len(receiver.recv(65536)) + held(receiver)
+    except BlockingIOError:
+        return 0
+
+sender, receivers = socket.socket(type=socket.SOCK_DGRAM), []
+for _ in range({2 * MEMORY // 120_000}):
+    receivers.append(socket.socket(type=socket.SOCK_DGRAM))
+    receivers[-1].bind(("127.0.0.1", 0))
+    for _ in range(3):
+        sender.sendto(b"x" * 60000, receivers[-1].getsockname())
+total = sum(map(held, receivers))
+print("BREACH" if total >= {MEMORY} else "HELD", total, "bytes in UDP", flush=True)
+time.sleep(60)
+"""
+
 # Each is smaller than the agent, which the kernel would therefore kill first.
 SMALL_HOGS = """
 import os, time
@@ -77,6 +117,12 @@ try:
         os.wait()
 except OSError as cause:
     print("HELD", cause, flush=True)
+"""
+
+SMALL_HOGS_OF_EQUAL_RANK = f"""
+with open("/proc/1/oom_score_adj") as agents, open("/proc/self/oom_score_adj", "w") as score:
+    score.write(agents.read())
+{SMALL_HOGS}
 """
 
 CPU_HOG = f"""
@@ -140,6 +186,35 @@ while True:
         os.rmdir("/workspace/many/more")
     except OSError:
         pass
+"""
+
+# Memory into which the kernel compiles filters: the machine has one pool of it. Each program jumps far and often, and
+# becomes 140 KiB.
+FILTERS = """
+import os, socket, struct, time
+jumps = [struct.pack("HBBI", 0x45, 255, 255, 0xFFFFFF)] * 3800
+rest = [struct.pack("HBBI", 0x04, 0, 0, 1)] * 295 + [struct.pack("HBBI", 0x06, 0, 0, 0)]
+program = b"".join(jumps + rest)
+
+def address(content):
+    import ctypes
+    kept.append(ctypes.create_string_buffer(content, len(content)))
+    return ctypes.addressof(kept[-1])
+
+kept, sockets = [], []
+try:
+    for _ in range(32):
+        sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        sockets[-1].setsockopt(1, 26, struct.pack("HxxxxxxQ", 4096, address(program)))
+    print("BREACH", len(sockets), "filters", flush=True)
+except OSError as cause:
+    print("HELD", cause, flush=True)
+while True:
+    for own in sockets:
+        try:
+            own.setsockopt(1, 26, struct.pack("HxxxxxxQ", 4096, address(program)))
+        except OSError:
+            time.sleep(0.001)
 """
 
 FLOODED = 16 * MIB  # many times what waits in pipes and sockets while nobody reads
@@ -213,15 +288,26 @@ def _attack(name: str, payload: str, defence: Defence, limits: Limits = SMALL) -
 ATTACKS = (
     _attack("fork-bomb", FORK_BOMB, Defence.PIDS_LIMIT, ROOMY),
     _attack("memory-hog", MEMORY_HOG, Defence.MEMORY_LIMIT),
+    _attack("memory-held-in-tcp", TCP_HOARD, Defence.SOCKET_LIMIT),
+    _attack("memory-held-in-udp", UDP_HOARD, Defence.SOCKET_LIMIT),
     Attack(
         name="a-hundred-small-memory-hogs",
         family=Family.RESOURCES,
-        defences=(Defence.OOM_ORDER,),
+        defences=(Defence.OOM_ORDER, Defence.COMMANDS_GROUP),
         payload=SMALL_HOGS,
         evidence=Evidence.AGENT_LOST,
         limits=CROWDED,
     ),
+    Attack(
+        name="small-memory-hogs-that-rank-as-the-agent-does",
+        family=Family.RESOURCES,
+        defences=(Defence.COMMANDS_GROUP,),
+        payload=SMALL_HOGS_OF_EQUAL_RANK,
+        evidence=Evidence.AGENT_LOST,
+        limits=CROWDED,
+    ),
     _attack("cpu-hog", CPU_HOG, Defence.CPU_LIMIT, SLOW),
+    _attack("memory-of-compiled-filters", FILTERS, Defence.FILTER),
     _attack("disk-filler", DISK_FILLER, Defence.DISK_QUOTA),
     _attack("inode-filler", INODE_FILLER, Defence.DISK_QUOTA),
     Attack(

@@ -8,6 +8,7 @@ from atoll.attacks.record import Attack, Defence, Family
 CALL = """
 import ctypes, errno, mmap, os, struct
 libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
 
 def call(number, *arguments):
     words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
@@ -34,15 +35,17 @@ except OSError as cause:
 """
 
 
-def _attack(name: str, expression: str, *others: Defence) -> Attack:
+def _attack(name: str, expression: str, *others: Defence, before: str = "") -> Attack:
     return Attack(
         name=name,
         family=Family.SYSTEM_CALLS,
         defences=(Defence.FILTER, *others),
-        payload=CALL + _JUDGE.format(expression=expression),
+        payload=CALL + before + _JUDGE.format(expression=expression),
     )
 
 
+BEYOND_INT = 1 << 40  # the kernel takes arguments that are ints without it, and a filter must not see another value
+CLOSE_ON_EXEC = 0o2000000
 NEW_USER, NEW_MOUNT, SIGCHLD = 0x1000_0000, 0x2_0000, 17
 
 # By interrupt 0x80, where the kernel takes 32-bit calls and their numbers: number 20 is getpid.
@@ -74,7 +77,7 @@ NAMESPACES = (
 MOUNTS = (
     _attack("mount", 'call(165, b"tmpfs", b"/mnt", b"tmpfs", 0, 0)', Defence.CAPABILITIES),
     _attack("bind-mount", 'call(165, b"/etc", b"/mnt", 0, 4096, 0)', Defence.CAPABILITIES),
-    _attack("unmount-a-mask", 'call(166, b"/sys/firmware", 2)', Defence.CAPABILITIES),
+    _attack("unmount-a-mask", 'call(166, b"/proc/irq", 2)', Defence.CAPABILITIES),
     _attack("open-tree", 'call(428, -100, b"/etc", 1)', Defence.CAPABILITIES),
     _attack("fsopen", 'call(430, b"tmpfs", 0)', Defence.CAPABILITIES),
     _attack("pivot-root", 'reach(155, b"/mnt", b"/mnt")', Defence.CAPABILITIES),
@@ -91,18 +94,90 @@ KERNEL_CODE = (
     _attack("file-handles", 'reach(303, -100, b"/etc/passwd", bytes(8), bytes(8), 0)'),
     _attack("asynchronous-io-of-old", "call(206, 16, ctypes.create_string_buffer(8))"),
     _attack("personality", "call(135, 0x40000)"),  # addresses that are not randomised
+    _attack("personality-by-more-bits-than-an-int-has", f"call(135, 0x40000 | {BEYOND_INT})"),
     _attack("segments", "call(154, 0, ctypes.create_string_buffer(16), 16)"),
 )
 SOCKETS = (
     _attack("vsock", "call(41, 40, 1, 0)"),
-    _attack("packet-socket", "call(41, 17, 3, 0)"),
-    _attack("xdp-socket", "call(41, 44, 3, 0)"),
+    _attack("packet-socket", "call(41, 17, 3, 0)", Defence.CAPABILITIES),
+    _attack("packet-socket-by-its-type", "call(41, 2, 10, 0)", Defence.CAPABILITIES),
+    _attack(
+        "packet-socket-by-more-bits-than-an-int-has",
+        f"call(41, 2 | {BEYOND_INT}, 10 | {CLOSE_ON_EXEC} | {BEYOND_INT}, 3 | {BEYOND_INT})",
+        Defence.CAPABILITIES,
+    ),
+    _attack("xdp-socket", "call(41, 44, 3, 0)", Defence.CAPABILITIES),
     _attack("netlink-audit", "call(41, 16, 3, 9)"),
     _attack("netlink-netfilter", "call(41, 16, 3, 12)"),
     _attack("netlink-generic", "call(41, 16, 3, 16)"),
     _attack("multipath-tcp", "call(41, 2, 1, 262)"),
 )
-OTHER_NUMBERS = (
+# One that lets everything through. Each is compiled into memory of which the machine has one pool, and when that is
+# used up no sandbox can start; resources.py takes more of it.
+FILTER = """
+import socket
+program = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF_0000))
+let_all_through = struct.pack("HxxxxxxQ", 1, ctypes.addressof(program))
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+"""
+PROGRAMS = (
+    _attack("socket-filter", "call(54, udp.fileno(), 1, 26, let_all_through, 16)", before=FILTER),
+    _attack(
+        "socket-filter-by-more-bits-than-an-int-has",
+        f"call(54, udp.fileno(), 1 | {BEYOND_INT}, 26 | {BEYOND_INT}, let_all_through, 16)",
+        before=FILTER,
+    ),
+    _attack("reuseport-filter", "call(54, udp.fileno(), 1, 51, let_all_through, 16)", before=FILTER),
+    _attack("ebpf-socket-filter", "reach(54, udp.fileno(), 1, 50, bytes(4), 4)", before=FILTER),
+    _attack("ebpf-reuseport-filter", "reach(54, udp.fileno(), 1, 52, bytes(4), 4)", before=FILTER),
+    _attack("seccomp-filter", "call(317, 1, 0, let_all_through)", before=FILTER),
+    _attack("seccomp-filter-by-prctl", "call(157, 22, 2, let_all_through)", before=FILTER),
+    _attack(
+        "seccomp-filter-by-more-bits-than-an-int-has", f"call(317, 1 | {BEYOND_INT}, 0, let_all_through)", before=FILTER
+    ),
+    _attack(
+        "seccomp-filter-by-prctl-by-more-bits-than-an-int-has",
+        f"call(157, 22 | {BEYOND_INT}, 2, let_all_through)",
+        before=FILTER,
+    ),
+)
+
+# Of a terminal that is our own: whether the kernel then does it is a setting of the host's.
+TERMINAL = """
+_, terminal = os.openpty()
+if os.getsid(0) != os.getpid():
+    os.setsid()
+call(16, terminal, 0x540E, 0)
+"""
+TERMINALS = (
+    _attack("terminal-input", 'reach(16, terminal, 0x5412, b"x")', before=TERMINAL),
+    _attack(
+        "terminal-input-by-more-bits-than-an-int-has",
+        f'reach(16, terminal, 0x5412 | {BEYOND_INT}, b"x")',
+        before=TERMINAL,
+    ),
+    _attack("line-discipline", "call(16, terminal, 0x5423, bytes(4))", before=TERMINAL),
+    _attack("console-input", "reach(16, terminal, 0x541C, bytes(4))", before=TERMINAL),
+)
+
+# What others have read of the host's /usr.
+SHARED_FILE = """
+fd = os.open("/usr/bin/env", os.O_RDONLY)
+page = call(9, 0, 4096, 1, 1, fd, 0)
+"""
+PAGE_CACHE = (
+    _attack("page-cache", "call(27, page, 4096, ctypes.create_string_buffer(1))", before=SHARED_FILE),
+    _attack("page-cache-by-file", "reach(451, fd, bytes(16), bytes(40), 0)", before=SHARED_FILE),
+)
+
+OTHERS = (
+    Attack(
+        name="raw-socket",
+        family=Family.SYSTEM_CALLS,
+        defences=(Defence.CAPABILITIES,),
+        payload=CALL + _JUDGE.format(expression="call(41, 2, 3, 255)"),
+    ),
     Attack(
         name="32-bit-system-call",
         family=Family.SYSTEM_CALLS,
@@ -111,4 +186,4 @@ OTHER_NUMBERS = (
     ),
 )
 
-ATTACKS = (*NAMESPACES, *MOUNTS, *KERNEL_CODE, *SOCKETS, *OTHER_NUMBERS)
+ATTACKS = (*NAMESPACES, *MOUNTS, *KERNEL_CODE, *SOCKETS, *PROGRAMS, *TERMINALS, *PAGE_CACHE, *OTHERS)

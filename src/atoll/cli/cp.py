@@ -19,12 +19,14 @@ from atoll.cli.live_command import STDIN, STDOUT, write_all
 from atoll.cli.options import complete_id, existing_sandbox, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import print_document
-from atoll.cli.text import printable
 from atoll.client_sync.sandbox import Sandbox, get_sandbox
 from atoll.protocol.errors import AtollError
 from atoll.protocol.file_bodies import to_shown
 from atoll.protocol.files import LeftOutWarning
 from atoll.protocol.ids import parse_sandbox_id
+from atoll.protocol.limits import parse_bounds
+from atoll.protocol.printable import printable
+from atoll.protocol.transfer_bounds import MAX_DEPTH, MAX_ENTRIES, Bounds
 
 STREAM = "-"
 CHUNK = 1024 * 1024
@@ -33,7 +35,7 @@ OnProgress = Callable[[int, int | None], object]
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What `--json` prints. For a directory `bytes` is the size of its archive."""
+    """What `--json` prints. `bytes` is what travelled: of a file without its holes, of a directory its archive."""
 
     source: str
     target: str
@@ -52,8 +54,20 @@ class Remote(msgspec.Struct, frozen=True):
 @click.argument("source", metavar="SRC", shell_complete=complete_id)
 @click.argument("target", metavar="DST", shell_complete=complete_id)
 @click.option("-r", "--recursive", is_flag=True, expose_value=False, help="For habit: directories are copied anyway.")
+@click.option("--max-bytes", metavar="SIZE", default="32GiB", show_default=True, help="Of what is copied out, or none.")
+@click.option("--max-entries", metavar="N", default=str(MAX_ENTRIES), show_default=True, help="The same for entries.")
+@click.option("--max-depth", metavar="N", default=str(MAX_DEPTH), show_default=True, help="The same for directories.")
 @server_options
-def cp(source: str, target: str, url: str | None, api_key: str | None, as_json: bool) -> None:
+def cp(
+    source: str,
+    target: str,
+    max_bytes: str,
+    max_entries: str,
+    max_depth: str,
+    url: str | None,
+    api_key: str | None,
+    as_json: bool,
+) -> None:
     """Copy a file or a directory. One of SRC and DST is ID:PATH, in the sandbox ID; the other is on this machine.
 
     \b
@@ -73,6 +87,7 @@ def cp(source: str, target: str, url: str | None, api_key: str | None, as_json: 
         raise click.UsageError("Standard output cannot take both the file and --json.")
     far = far_source or far_target
     assert far
+    bounds = parse_bounds(max_bytes, max_entries, max_depth)
     find = existing_sandbox if far_source else get_sandbox
     sandbox = find(far.sandbox_id, url=url, api_key=api_key)
     counter = Counter()
@@ -81,7 +96,7 @@ def cp(source: str, target: str, url: str | None, api_key: str | None, as_json: 
         warnings.simplefilter("always", LeftOutWarning)
         with sandbox, progress_bar(far, counter, is_wanted=is_bar_wanted) as on_progress:
             if far_source:
-                copy_out(sandbox, far_source.path, target, on_progress)
+                copy_out(sandbox, far_source.path, target, bounds, on_progress)
             else:
                 copy_in(sandbox, source, far.path, on_progress)
     told = [str(warning.message) for warning in warned if warning.category is LeftOutWarning]
@@ -117,7 +132,7 @@ def copy_in(sandbox: Sandbox, source: str, target: str, on_progress: OnProgress)
     sandbox.upload(source, target, on_progress=on_progress)
 
 
-def copy_out(sandbox: Sandbox, source: str, target: str, on_progress: OnProgress) -> None:
+def copy_out(sandbox: Sandbox, source: str, target: str, bounds: Bounds, on_progress: OnProgress) -> None:
     if target == STREAM:
         with sandbox.read_file_stream(source) as stream:
             for chunk in stream:
@@ -126,7 +141,14 @@ def copy_out(sandbox: Sandbox, source: str, target: str, on_progress: OnProgress
     name = source.rstrip("/").rpartition("/")[2]
     if Path(target).is_dir() and name not in ("", ".", "..") and is_remote_directory(sandbox, source):
         target = str(Path(target) / name)
-    sandbox.download(source, target, on_progress=on_progress)
+    sandbox.download(
+        source,
+        target,
+        max_bytes=bounds.max_bytes,
+        max_entries=bounds.max_entries,
+        max_depth=bounds.max_depth,
+        on_progress=on_progress,
+    )
 
 
 def is_remote_directory(sandbox: Sandbox, path: str) -> bool:

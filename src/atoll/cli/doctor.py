@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from atoll import __version__
-from atoll.cli.tables import open_console
+from atoll.cli.tables import open_console, print_document
 from atoll.engine.native import examination as engine
 from atoll.images import examination as images
 from atoll.protocol.findings import Area, Finding, Status, examine
@@ -60,7 +60,7 @@ def doctor(context: click.Context, as_json: bool, no_trial: bool, state_dir: Pat
     """
     report = examine_machine(state_dir.absolute(), with_trial=not no_trial)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        print_document(report)
     else:
         print_report(report, open_console())
     context.exit(0 if report.fit else 1)

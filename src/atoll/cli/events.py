@@ -11,8 +11,9 @@ from rich.text import Text
 from atoll.cli.options import id_argument, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import make_table, print_line, show
-from atoll.cli.text import printable, short_time
+from atoll.cli.text import short_time
 from atoll.client_sync.sandbox import Sandbox, get_sandbox
+from atoll.protocol.printable import printable
 from atoll.protocol.sandboxes import SandboxEvent
 
 STYLES = {"created": "green", "oom_killed": "bold red", "stopped": "yellow", "destroyed": "red"}

@@ -13,11 +13,12 @@ from atoll.cli.live_command import STDOUT, write_all
 from atoll.cli.options import existing_sandbox, id_argument, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import make_table, print_document, show
-from atoll.cli.text import local_time, printable, short_time, size
+from atoll.cli.text import local_time, short_time, size
 from atoll.client_sync.sandbox import get_sandbox
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.file_bodies import FileCountBody, FileListBody, to_info_body
 from atoll.protocol.files import FileInfo, FileType
+from atoll.protocol.printable import printable
 
 STYLES = {FileType.DIRECTORY: "bold blue", FileType.SYMLINK: "cyan"}
 

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from atoll.cli.options import id_argument, server_options
 from atoll.cli.tables import STATE_STYLES, make_table, print_document, show
-from atoll.cli.text import local_time, pairs, printable, size, span
+from atoll.cli.text import local_time, pairs, size, span
 from atoll.client_sync.sandbox import get_sandbox
+from atoll.protocol.printable import printable
 from atoll.protocol.sandboxes import SandboxInfo
 
 
@@ -32,7 +33,7 @@ def inspect(sandbox_id: str, url: str | None, api_key: str | None, as_json: bool
 
 def describe(info: SandboxInfo, now: datetime) -> Iterator[tuple[str, str | Text]]:
     limits, use = info.limits, info.use
-    yield "id", info.id
+    yield "id", printable(info.id)
     since = f" for {span(now - info.since)}: {printable(info.cause)}" if info.cause else ""
     yield "state", Text.assemble((info.state.value, STATE_STYLES[info.state]), since)
     yield "created", f"{local_time(info.created_at)} ({span(now - info.created_at)} ago)"

@@ -13,8 +13,9 @@ from rich.text import Text
 from atoll.cli.options import json_option, state_dir_option
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import make_table, print_document, show
-from atoll.cli.text import local_time, printable
+from atoll.cli.text import local_time
 from atoll.protocol.errors import ErrorCode, cannot_write, error
+from atoll.protocol.printable import is_printable, printable
 from atoll.store.database import open_database
 from atoll.store.keys import KeyInfo, Keys
 
@@ -52,7 +53,7 @@ def create(name: str, state_dir: Path, as_json: bool) -> None:
 
     The key is printed once, and not kept.
     """
-    if not name or not name.isprintable():
+    if not name or not is_printable(name):
         raise click.BadParameter(f"{name!r} is no name that can be printed.", param_hint="NAME")
     with opened(state_dir) as keys:
         info, secret = keys.create(name)
@@ -75,7 +76,7 @@ def ls(state_dir: Path, as_json: bool) -> None:
     elif found:
         table = make_table("id", "name", "created")
         for info in found:
-            table.add_row(Text(info.id, "bold"), printable(info.name), local_time(info.created_at))
+            table.add_row(Text(printable(info.id), "bold"), printable(info.name), local_time(info.created_at))
         show(table)
     else:
         print_to_stderr("No keys. `atoll key create NAME` makes one.")

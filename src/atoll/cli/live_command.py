@@ -22,7 +22,8 @@ import click
 import msgspec
 
 from atoll.cli.options import parse_pair
-from atoll.cli.problems import tell
+from atoll.cli.problems import print_to_stderr, tell
+from atoll.cli.tables import print_document
 from atoll.client_sync.commands import Command, Commands
 from atoll.protocol.commands import ExecResultBody
 from atoll.protocol.errors import AtollError, ErrorCode
@@ -116,7 +117,7 @@ def run_command(commands: Commands, command: Command, how: How, *, as_json: bool
     with open_stdin() as stdin:
         if as_json:
             result = commands.exec(command, cwd=how.cwd, env=how.env, timeout=how.timeout, stdin=stdin)
-            click.echo(msgspec.json.format(msgspec.json.encode(to_body(result)), indent=2))
+            print_document(to_body(result))
             return result.exit_code
         return _run_live(commands, command, how, stdin)
 
@@ -129,8 +130,15 @@ def _run_live(commands: Commands, command: Command, how: How, stdin: FileIO | No
                 write_all(STDOUT if event.type == "stdout" else STDERR, event.data_bytes)
             elif event.type == "complete":
                 exit_code = event.exit_code
+                if event.state_lost:
+                    print_to_stderr(_tell_lost(event.state_lost))
     assert exit_code is not None, "a stream that ends without an error has a result"
     return exit_code
+
+
+def _tell_lost(commands: int) -> str:
+    before = "the command" if commands == 1 else f"the {commands} commands"
+    return f"Note: the shell was killed; the directory, variables and functions that {before} before this set are lost."
 
 
 @contextmanager
@@ -169,6 +177,7 @@ def to_body(result: ExecResult) -> ExecResultBody:
         timed_out=result.timed_out,
         truncated=result.truncated,
         session_ended=result.session_ended,
+        state_lost=result.state_lost,
         stdout_base64=_unless_text(result.stdout_bytes),
         stderr_base64=_unless_text(result.stderr_bytes),
     )

@@ -17,7 +17,7 @@ from atoll.cli.ending import end_by_signals
 from atoll.protocol.errors import AtollError
 
 VERBS = (
-    *("run", "exec", "shell", "ls", "inspect", "rm", "cp", "files", "events"),
+    *("run", "exec", "shell", "ls", "inspect", "rm", "adopt", "cp", "files", "events"),
     *("sleep", "wake"),
     *("start", "ps", "logs", "kill", "serve", "key", "doctor"),
 )

@@ -13,6 +13,7 @@ import click
 from atoll.client_sync.local_server import STATE_DIRECTORY, LocalServer
 from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes
 from atoll.protocol.errors import AtollError
+from atoll.protocol.printable import is_printable
 
 COMPLETION_SECONDS = 1.0
 
@@ -37,7 +38,7 @@ def json_option(verb: Verb) -> Verb:
 def state_dir_option(verb: Verb) -> Verb:
     return click.option(
         "--state-dir",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),  # whose it is we say ourselves, and what to do
         default=STATE_DIRECTORY,
         envvar="ATOLL_STATE_DIR",
         show_default=True,
@@ -81,7 +82,8 @@ def complete_id(context: click.Context, parameter: click.Parameter, incomplete: 
     def ask() -> None:
         with suppress(AtollError, OSError):
             address = url or str(LocalServer.from_environment().address)
-            found.extend(sandbox.id for sandbox in list_sandboxes(url=address, api_key=api_key))
+            listed = (sandbox.id for sandbox in list_sandboxes(url=address, api_key=api_key))
+            found.extend(name for name in listed if is_printable(name))  # a shell shows what it is given as it is
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()

@@ -9,8 +9,8 @@ from itertools import takewhile
 import click
 import msgspec
 
-from atoll.cli.text import printable
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode
+from atoll.protocol.printable import printable, printable_json
 
 FAILED, USAGE = 1, 2
 
@@ -27,11 +27,11 @@ def tell(problem: AtollError | click.ClickException | OSError, *, as_json: bool)
         return USAGE
     body = to_body(problem)
     if as_json:
-        print_to_stderr(msgspec.json.encode(body).decode())
+        print_to_stderr(printable_json(msgspec.json.encode(body).decode()))
     else:
         code = f" [{body.code}]" if isinstance(problem, AtollError) else ""
         print_to_stderr(f"{_name()} {printable(body.message)}{code}")
-        for line in body.remedy.splitlines():
+        for line in body.remedy.split("\n") if body.remedy else ():
             print_to_stderr(f"  {printable(line)}")
     if isinstance(problem, click.ClickException):
         return problem.exit_code

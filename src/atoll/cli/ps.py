@@ -12,7 +12,8 @@ from rich.text import Text
 from atoll.cli.options import existing_sandbox, id_argument, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import make_table, print_document, show
-from atoll.cli.text import printable, span
+from atoll.cli.text import span
+from atoll.protocol.printable import printable
 from atoll.protocol.processes import ProcessInfo, ProcessList, ProcessStatus
 
 STYLES = {

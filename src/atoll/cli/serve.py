@@ -10,6 +10,7 @@ import msgspec
 
 from atoll.cli.options import json_option
 from atoll.client_sync.local_server import runtime_of
+from atoll.protocol.durations import parse_duration
 from atoll.server.run import serve as run_server
 from atoll.server.settings import IDLE_EXIT_SECONDS, Settings
 from atoll.supervisor.machine import DEFAULT_RUNTIME, DEFAULT_STATE
@@ -25,7 +26,7 @@ DEFAULT_PORT = 7070
 @click.option("--allow-host", multiple=True, help="Another name by which clients may call this server.")
 @click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # whose it is we say ourselves, and what to do
     default=DEFAULT_STATE,
     envvar="ATOLL_STATE_DIR",
     show_default=True,
@@ -48,6 +49,13 @@ DEFAULT_PORT = 7070
     show_envvar=True,
     help="How often the pool may be promised to disks; with 1 all of it is allocated now, and every byte is certain.",
 )
+@click.option(
+    "--keep-lost",
+    default="30d",
+    show_default=True,
+    metavar="TIME",
+    help="Remove disks that were set aside, and that nobody asked for, after so long; see `atoll ls --lost`.",
+)
 @click.option("--embedded", is_flag=True, hidden=True, help="End when nobody needs the server any more.")
 @click.option("--idle-exit", type=float, default=IDLE_EXIT_SECONDS, hidden=True)
 @json_option
@@ -58,6 +66,7 @@ def serve(
     state_dir: Path,
     runtime_dir: Path | None,
     disk_overcommit: float | None,
+    keep_lost: str,
     embedded: bool,
     idle_exit: float,
     as_json: bool,
@@ -81,6 +90,7 @@ def serve(
             idle_exit=idle_exit,
             allowed_hosts=allow_host,
             disk_overcommit=disk_overcommit,
+            keep_lost=parse_duration(keep_lost, "--keep-lost"),
         )
     )
 

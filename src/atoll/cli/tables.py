@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from atoll.protocol.printable import printable_json
 from atoll.protocol.sandboxes import SandboxState
 
 UNBOUNDED = 10_000  # columns: where nobody looks, no line is broken
@@ -55,9 +56,9 @@ def least_width(table: Table, console: Console) -> int:
 
 
 def print_document(value: object) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    click.echo(printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()))
 
 
 def print_line(value: object) -> None:
     """A document on a line of its own, for those of which there are many."""
-    click.echo(msgspec.json.encode(value))
+    click.echo(printable_json(msgspec.json.encode(value).decode()))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from atoll.protocol.printable import printable
+
 UNITS = ("KiB", "MiB", "GiB", "TiB")
-
-
-def printable(text: str) -> str:
-    """What others chose, such as a label, must not move the cursor or change the colours of whoever looks at it."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def size(count: int) -> str:
@@ -36,11 +33,18 @@ def span(time: timedelta) -> str:
 
 
 def local_time(moment: datetime) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return _local(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def short_time(moment: datetime) -> str:
-    return moment.astimezone().strftime("%b %d %H:%M:%S")
+    return _local(moment).strftime("%b %d %H:%M:%S")
+
+
+def _local(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone()
+    except (OverflowError, ValueError, OSError):  # at either end of the calendar a file's time may be none here
+        return moment
 
 
 def pairs(values: dict[str, str]) -> str:

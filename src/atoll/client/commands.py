@@ -88,6 +88,7 @@ class AsyncCommands:
             session_ended=done.session_ended,
             timed_out=done.timed_out,
             truncated=done.truncated,
+            state_lost=done.state_lost,
         )
 
     def exec_stream(
@@ -322,6 +323,7 @@ def _completion(done: ExecDone) -> ExecEvent:
         timed_out=done.timed_out,
         truncated=done.truncated,
         session_ended=done.session_ended,
+        state_lost=done.state_lost,
     )
 
 

@@ -17,6 +17,7 @@ from atoll.protocol.frames import FrameKind
 from atoll.protocol.names import named
 
 UNSENT_BYTES = 256 * 1024  # small writes are gathered up to here
+MAX_HELD = 4 * 2**30  # by whoever asks for that much at once: it is kept in memory
 SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rather than asked for anew
 
 
@@ -161,15 +162,18 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
         return True
 
     async def read(self, size: int | None = -1) -> bytes:
-        """So many bytes, fewer only at the end; without a size, all that is left."""
+        """So many bytes, fewer only at the end; without a size, all that is left. More than 4 GiB is FILE_TOO_LARGE."""
         async with self._lock.turn():
             return await self._read(size)
 
     async def _read(self, size: int | None) -> bytes:
         self._check_open()
         wanted = None if size is None or size < 0 else size
+        if wanted is None or wanted > MAX_HELD:
+            left = (await self._about()).size - self._position
+            self._check_held(left if wanted is None else min(left, wanted))
         while (wanted is None or len(self._ahead) < wanted) and await self._fill():
-            pass
+            self._check_held(len(self._ahead))
         return self._take(len(self._ahead) if wanted is None else wanted)
 
     async def read1(self, size: int = -1) -> bytes:
@@ -197,16 +201,19 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
         looked_at = 0
         while (found := self._ahead.find(b"\n", looked_at)) < 0 and (limit is None or len(self._ahead) < limit):
             looked_at = len(self._ahead)
+            self._check_held(looked_at)
             if not await self._fill():
                 break
         end = len(self._ahead) if found < 0 else found + 1
         return self._take(end if limit is None else min(end, limit))
 
     async def readlines(self) -> list[bytes]:
-        lines = []
+        lines, size = [], 0
         async with self._lock.turn():
             while line := await self._readline(None):
                 lines.append(line)
+                size += len(line)
+                self._check_held(size)
         return lines
 
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -286,6 +293,15 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
             await self._drop_stream()
             raise
         return stream
+
+    async def _about(self) -> FileInfo:
+        stream = await self._open()
+        assert stream.info
+        return stream.info
+
+    def _check_held(self, size: int) -> None:
+        if size > MAX_HELD and self._stream and self._stream.info:
+            check_held("read", self._stream.info, size, MAX_HELD)
 
     async def _fill(self) -> bool:
         """More bytes than there are at hand; False at the end."""
@@ -452,6 +468,21 @@ async def commit(sink: CallInput) -> FileInfo:
     frames = await sink.finish()
     written: FileInfo = frames.decode(decode_file_info, await frames.result())
     return written
+
+
+def check_held(what: str, info: FileInfo, size: int, most: int) -> None:
+    """Whether this many bytes of a file are what `what` may keep in memory."""
+    if size <= most:
+        return
+    size = max(info.size, size)  # what is in /proc has none of its own, and another may be growing
+    raise error(
+        ErrorCode.FILE_TOO_LARGE,
+        f"{info.path!r:.200} has {size:,} bytes; {what}, which keeps them in memory, reads up to {most:,}",
+        remedy="Use read_file_stream(), open_file() or download(), or read a part of it with offset= and length=.",
+        size=size,
+        limit=most,
+        **named(path=info.raw_path),
+    )
 
 
 def closed(path: bytes) -> AtollError:

@@ -8,11 +8,19 @@ from collections.abc import Callable
 
 from atoll.archives.packing import NAMES_LEFT_OUT
 from atoll.client.link import SandboxLink
-from atoll.client.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_local_directory
+from atoll.client.local_files import (
+    LocalSource,
+    LocalTarget,
+    LocalTree,
+    LocalTreeTarget,
+    is_local_directory,
+    is_special,
+)
 from atoll.client.open_files import begin_reading
 from atoll.client.server import Frames, misbehaved
 from atoll.client.waiting import run_blocking, settle
 from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.file_maps import FileMap
 from atoll.protocol.files import (
     FileDone,
     FileInfo,
@@ -25,11 +33,13 @@ from atoll.protocol.files import (
     WriteFile,
     decode_file_done,
     decode_file_info,
+    decode_file_map,
     to_raw_path,
 )
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.names import named
+from atoll.protocol.transfer_bounds import Bounds, Tally
 
 GATHERED_BYTES = 1024 * 1024  # each trip to a disk takes a thread, so it should be worth it
 
@@ -42,13 +52,13 @@ class Progress:
 
     def __init__(self, on_progress: OnProgress | None, total: int | None) -> None:
         self._on_progress = on_progress
-        self._total = total
+        self.total = total
         self._done = 0
 
     async def add(self, count: int) -> None:
         self._done += count
         if self._on_progress:
-            await settle(self._on_progress(self._done, self._total))
+            await settle(self._on_progress(self._done, self.total))
 
 
 async def upload(
@@ -69,7 +79,7 @@ async def _upload_file(
     link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     source = await run_blocking(LocalSource, local)
-    call = WriteFile(path=remote, session_id=session_id, mode=source.mode)
+    call = WriteFile(path=remote, session_id=session_id, mode=source.mode, map=source.map)
     frames = await _send_all(link, call, source, Progress(on_progress, source.size))
     written: FileInfo = frames.decode(decode_file_info, await frames.result())
     return written
@@ -103,7 +113,7 @@ async def _send_all(link: SandboxLink, call: Call, source: LocalSource | LocalTr
 
 
 async def download(
-    link: SandboxLink, session_id: str, remote: Path, local: Path, on_progress: OnProgress | None
+    link: SandboxLink, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
 ) -> None:
     source, target = to_raw_path(remote), to_raw_path(local)
     frames = await link.call(StatFile(path=source, session_id=session_id))
@@ -111,17 +121,23 @@ async def download(
     is_directory = info.type is FileType.DIRECTORY
     if not is_directory and (target.endswith(b"/") or await run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
-    call = PackFiles if is_directory else ReadFile
-    frames = await link.call(call(path=source, session_id=session_id))
+    call: PackFiles | ReadFile
+    if is_directory:
+        call = PackFiles(path=source, session_id=session_id, bounds=bounds)
+    else:
+        takes_holes = not await run_blocking(is_special, target)
+        call = ReadFile(path=source, session_id=session_id, holes=takes_holes, max_bytes=bounds.max_bytes)
+    frames = await link.call(call)
+    tally = Tally(bounds, source)  # once more: who holds the other end may have come to be anybody
     sink: LocalTarget | LocalTreeTarget
     try:
         if is_directory:
             size = None
-            sink = await run_blocking(LocalTreeTarget, target)
+            sink = await run_blocking(LocalTreeTarget, target, tally)
         else:
             info = await begin_reading(frames)
             size = info.size or None
-            sink = await run_blocking(LocalTarget, target, info.mode)
+            sink = await run_blocking(LocalTarget, target, info.mode, tally)
     except BaseException:
         frames.close()
         raise
@@ -134,13 +150,21 @@ async def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progr
         await progress.add(0)
         gathered: list[bytes] = []
         size = 0
-        while (frame := await frames.next()).kind is FrameKind.DATA:
-            gathered.append(frame.payload)
-            size += len(frame.payload)
+        frame = await frames.next()
+        if frame.kind is FrameKind.EVENT:
+            file_map: FileMap = frames.decode(decode_file_map, frame)
+            await run_blocking(target.take_map, file_map)
+            progress.total = file_map.count
+            frame = await frames.next()
+        while frame.kind is FrameKind.DATA:
+            if frame.payload:  # or nothing would grow, and be kept
+                gathered.append(frame.payload)
+                size += len(frame.payload)
             if size >= GATHERED_BYTES:
                 await run_blocking(target.write, gathered)
                 await progress.add(size)
                 gathered, size = [], 0
+            frame = await frames.next()
         if frame.kind is not FrameKind.DONE:
             raise misbehaved(f"a {frame.kind.name} frame came")
         await run_blocking(target.write, gathered)

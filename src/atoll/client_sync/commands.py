@@ -89,6 +89,7 @@ class Commands:
             session_ended=done.session_ended,
             timed_out=done.timed_out,
             truncated=done.truncated,
+            state_lost=done.state_lost,
         )
 
     def exec_stream(
@@ -323,6 +324,7 @@ def _completion(done: ExecDone) -> ExecEvent:
         timed_out=done.timed_out,
         truncated=done.truncated,
         session_ended=done.session_ended,
+        state_lost=done.state_lost,
     )
 
 

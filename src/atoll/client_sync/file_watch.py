@@ -47,5 +47,7 @@ class FileWatch(Feed[FileChange]):
         if frame.kind is not FrameKind.EVENT:
             raise misbehaved(f"a {frame.kind.name} frame came")
         found: FileChanges = self._frames.decode(decode_file_changes, frame)
+        if self._is_ready and not found.changes:  # it costs nothing to send, and would be read for ever
+            raise misbehaved("changes came without one in them")
         self._is_ready = True
         self._items.extend(found.changes)

@@ -12,9 +12,17 @@ from atoll.client_sync import transfers
 from atoll.client_sync.file_content import Content, ContentSource, open_content
 from atoll.client_sync.file_watch import FileWatch
 from atoll.client_sync.link import SandboxLink
-from atoll.client_sync.open_files import FileReader, FileStream, FileWriter, commit
+from atoll.client_sync.open_files import (
+    MAX_HELD,
+    FileReader,
+    FileStream,
+    FileWriter,
+    check_held,
+    commit,
+)
 from atoll.client_sync.server import misbehaved
 from atoll.client_sync.transfers import OnProgress
+from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument
 from atoll.protocol.content_types import FileContent, check_encoding, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -39,6 +47,7 @@ from atoll.protocol.files import (
     to_raw_path,
 )
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind
+from atoll.protocol.limits import parse_bounds
 from atoll.protocol.messages import Call
 from atoll.protocol.names import named
 
@@ -123,19 +132,20 @@ class Files:
         """A file's content: text if it is text, else base64; or as `encoding` says: "utf-8", "base64", "bytes".
 
         Text that is asked for has U+FFFD where the bytes are not UTF-8. `offset` and `length` choose a part. Without
-        `length` a file of more than 256 MiB is FILE_TOO_LARGE: `read_file_stream` and `download` take any.
+        `length` a file of more than 256 MiB is FILE_TOO_LARGE, and with it a part of more than 4 GiB:
+        `read_file_stream` and `download` take any.
         """
         wanted = None if encoding is None else check_encoding(encoding, ("utf-8", "base64", "bytes"))
         with self.read_file_stream(path, offset=offset, length=length) as stream:
             assert stream.info
-            if length is None:
-                _check_readable(stream.info, stream.info.size - offset)
+            most = MAX_READ if length is None else MAX_HELD
+            left = stream.info.size - offset
+            check_held("read_file", stream.info, left if length is None else min(left, length), most)
             pieces, size = [], 0
             for piece in stream:
                 pieces.append(piece)
                 size += len(piece)
-                if length is None:
-                    _check_readable(stream.info, size)
+                check_held("read_file", stream.info, size, most)
         return to_content(stream.info.name, b"".join(pieces), wanted)
 
     def read_file_stream(self, path: Path, *, offset: int = 0, length: int | None = None) -> FileStream:
@@ -305,15 +315,28 @@ class Files:
         check_callback(on_progress, "on_progress")
         return transfers.upload(self._link, self._session_id, local, remote, on_progress)
 
-    def download(self, remote: Path, local: Path, *, on_progress: OnProgress | None = None) -> None:
+    def download(
+        self,
+        remote: Path,
+        local: Path,
+        *,
+        max_bytes: int | str | None = transfer_bounds.MAX_BYTES,
+        max_entries: int | None = transfer_bounds.MAX_ENTRIES,
+        max_depth: int | None = transfer_bounds.MAX_DEPTH,
+        on_progress: OnProgress | None = None,
+    ) -> None:
         """Copy a file or directory of the sandbox to this machine; `local` is what it is called here.
 
-        A file appears as a whole, and goes into `local` if that is a directory. A directory's content is added to
-        what is at `local`, and nothing in it can be written anywhere else: what tries to is UNSAFE_ARCHIVE. What is
-        left out is told as by `upload`.
+        A file appears as a whole, and goes into `local` if that is a directory. So does a directory that is new;
+        its content is added to what is at `local`, and nothing in it can be written anywhere else: what tries to is
+        UNSAFE_ARCHIVE. What is left out is told as by `upload`.
+
+        What has more bytes ("64GiB" is a number of them too), entries or levels than its bounds is DOWNLOAD_TOO_LARGE;
+        None lifts a bound. Holes in files stay holes, and are no bytes.
         """
         check_callback(on_progress, "on_progress")
-        transfers.download(self._link, self._session_id, remote, local, on_progress)
+        bounds = parse_bounds(max_bytes, max_entries, max_depth)
+        transfers.download(self._link, self._session_id, remote, local, bounds, on_progress)
 
     def _ask(self, call: Call, decoder: Callable[[bytes], T], content: bytes | None = None) -> T:
         frames = self._link.call(call, content)
@@ -338,21 +361,6 @@ def _patterns(name: str, given: Patterns | None) -> list[bytes]:
     if not all(isinstance(word, str) and word for word in words):
         raise wrong_argument(name, given, "is no pattern", 'Give text such as "*.py", or several of it.')
     return [to_raw_path(word) for word in words]
-
-
-def _check_readable(info: FileInfo, size: int) -> None:
-    """Whether this many bytes of a file are what read_file may keep in memory."""
-    if size <= MAX_READ:
-        return
-    size = max(info.size, size)  # what is in /proc has none of its own, and another may be growing
-    raise error(
-        ErrorCode.FILE_TOO_LARGE,
-        f"{info.path!r:.200} has {size:,} bytes; read_file, which keeps them in memory, reads up to {MAX_READ:,}",
-        remedy="Use read_file_stream(), open_file() or download(), or read a part of it with offset= and length=.",
-        size=size,
-        limit=MAX_READ,
-        **named(path=info.raw_path),
-    )
 
 
 def _too_many(path: bytes) -> AtollError:

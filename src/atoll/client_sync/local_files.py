@@ -12,11 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from atoll.archives.descent import find_no_directory, first_missing
+from atoll.archives.holes import MapWriter, map_of, read_by
 from atoll.archives.packing import Packer
+from atoll.archives.removal import remove_tree
 from atoll.archives.unpacking import ON_HOST, Unpacker
+from atoll.client_sync.server import misbehaved
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.file_maps import FileMap, flaw_in
 from atoll.protocol.files import FileDone
 from atoll.protocol.names import named
+from atoll.protocol.transfer_bounds import Tally
 
 CHUNK = 1024 * 1024
 _CODES = {
@@ -47,14 +52,18 @@ class LocalSource:
             found = os.fstat(self._file.fileno())
             check_regular(path, found)
             self.mode = stat.S_IMODE(found.st_mode) & 0o777
-            self.size = found.st_size
             self.path = path
+            self.map = map_of(self._file.fileno())
+            self.size = self.map.count if self.map else found.st_size  # of what travels
+            self._pieces = read_by(self.map, self._file.fileno()) if self.map else None
         except BaseException:
             self._file.close()
             raise
 
     def read(self) -> bytes:
         with told(self.path):
+            if self._pieces:
+                return next(self._pieces, b"")
             return self._file.read(CHUNK) or b""
 
     def close(self) -> None:
@@ -64,8 +73,10 @@ class LocalSource:
 class LocalTarget:
     """A file that is downloaded: under a name of its own until it is whole. A device or a pipe is written as it is."""
 
-    def __init__(self, path: bytes, mode: int) -> None:
+    def __init__(self, path: bytes, mode: int, tally: Tally) -> None:
         self.path = path
+        self._tally = tally
+        self._by_map: MapWriter | None = None
         self._partial: bytes | None = None
         flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY
         with told(path, is_made=True):
@@ -78,11 +89,28 @@ class LocalTarget:
                 self._partial = partial
         self._file = os.fdopen(descriptor, "wb")
 
-    def write(self, pieces: list[bytes]) -> None:
+    def take_map(self, file_map: FileMap) -> None:
+        """What is written from now on belongs where this says. A size that no file can have here is an error now."""
+        if flaw := flaw_in(file_map):
+            raise misbehaved(f"the map of a file is wrong: {flaw}")
         with told(self.path, is_made=True):
-            self._file.writelines(pieces)
+            self._by_map = MapWriter(self._file.fileno(), file_map)
+
+    def write(self, pieces: list[bytes]) -> None:
+        size = sum(map(len, pieces))
+        self._tally.add_bytes(size)
+        with told(self.path, is_made=True):
+            if not self._by_map:
+                self._file.writelines(pieces)
+                return
+            if size > self._by_map.left:
+                raise misbehaved("more of a file came than was announced")
+            for piece in pieces:
+                self._by_map.write(piece)
 
     def commit(self) -> None:
+        if self._by_map and self._by_map.left:
+            raise misbehaved(f"{self._by_map.left} bytes of a file did not come")
         with told(self.path, is_made=True):
             self._file.close()
             if self._partial:
@@ -122,16 +150,27 @@ class LocalTree:
 
 
 class LocalTreeTarget:
-    """A directory that is downloaded. Nothing is written anywhere else, whatever the archive says."""
+    """A directory that is downloaded. Nothing is written anywhere else, whatever the archive says.
 
-    def __init__(self, path: bytes) -> None:
+    One that is new has a name of its own until it is whole. What is added to one that was there is whole files.
+    """
+
+    def __init__(self, path: bytes, tally: Tally) -> None:
         self._path = path
         self._lock = threading.Lock()
-        with told(path):
-            with suppress(FileExistsError):  # what is in the way, and no directory, is told below
-                os.makedirs(path)
-            self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._unpacker = Unpacker(self._directory, ON_HOST)
+        self._partial: bytes | None = None
+        with told(path, is_made=True):
+            if not os.path.lexists(path):
+                parent = os.path.dirname(path.rstrip(b"/")) or b"."
+                os.makedirs(parent, exist_ok=True)
+                partial = os.path.join(parent, f".atoll-{secrets.token_hex(8)}".encode())
+                os.mkdir(partial)
+                self._partial = partial
+            self._directory = os.open(self._partial or path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._unpacker = Unpacker(self._directory, ON_HOST, tally)
+
+    def take_map(self, file_map: FileMap) -> None:
+        raise misbehaved("a directory came as a file with holes")
 
     def write(self, pieces: list[bytes]) -> None:
         with self._lock, self._told():
@@ -141,11 +180,19 @@ class LocalTreeTarget:
     def commit(self) -> None:
         with self._told():
             self._unpacker.close()
+        if self._partial:
+            with told(self._path, is_made=True):
+                os.rename(self._partial, self._path.rstrip(b"/"))
+            self._partial = None
 
     def close(self) -> None:
+        """Leave nothing of a new directory, unless it was committed."""
         with self._lock, self._unpacker:
             pass
         os.close(self._directory)
+        if self._partial:
+            with suppress(OSError):
+                _remove(self._partial)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -159,6 +206,14 @@ class LocalTreeTarget:
             raise local_problem(os.path.join(self._path, self._unpacker.current), cause) from cause
 
 
+def _remove(path: bytes) -> None:
+    parent = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        remove_tree(parent, os.path.basename(path))
+    finally:
+        os.close(parent)
+
+
 def is_local_directory(path: bytes) -> bool:
     with told(path):
         return stat.S_ISDIR(os.stat(path).st_mode)
@@ -167,7 +222,8 @@ def is_local_directory(path: bytes) -> bool:
 def is_special(path: bytes) -> bool:
     """Whether there is something that must not be replaced, such as /dev/null."""
     try:
-        return not stat.S_ISREG(os.stat(path).st_mode)
+        with told(path, is_made=True):
+            return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
         return False
 

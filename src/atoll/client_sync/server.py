@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
@@ -18,8 +19,19 @@ from atoll.client_sync.transport import Opening, Response, SilenceError, Transpo
 from atoll.client_sync.waiting import pause
 from atoll.protocol.calls import encode_call
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
-from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
+from atoll.protocol.frames import (
+    FRAMES,
+    QUEUEING,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    FrameKind,
+    encode_frame,
+    encode_header,
+)
 from atoll.protocol.messages import Call, Exec, ExecShell, ListSessions, decode_error
+from atoll.protocol.processes import ProcessCall, StreamProcessLog, WaitForExit, WaitForPort
+from atoll.protocol.terminals import CloseTerminal, CreateTerminal, ListTerminals, ResizeTerminal
 
 MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
@@ -75,9 +87,12 @@ class Server:
     ) -> T:
         """The answer to a request, which must be an `answer`."""
         response = self._request(method, path, body, headers, opening)
+        body = response.read()
         try:
-            return msgspec.json.decode(response.read(), type=answer)
+            return msgspec.json.decode(body, type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
+            if not _is_json(body):
+                raise self._no_atoll(response.status, body) from cause
             raise self._nonsense(f"{method} {path} was answered with {cause}") from cause
 
     def tell(self, method: str, path: str, *, headers: str = "") -> None:
@@ -123,11 +138,13 @@ class Server:
         return response
 
     def _patience_with(self, call: Call) -> float | None:
-        """For how long an agent may be silent that has this call, in seconds; None for all the time in the world."""
+        """How long an agent is waited for that has this call, in seconds; None for all the time in the world."""
         match call:
-            case Exec(timeout=float() | int() as timeout) | ExecShell(timeout=float() | int() as timeout):
-                return timeout + self.answer_grace
-            case ListSessions():
+            case Exec() | ExecShell() | StreamProcessLog() | WaitForPort() | WaitForExit():
+                return None if call.timeout is None else call.timeout + self.answer_grace
+            case (
+                ListSessions() | ProcessCall() | CreateTerminal() | ResizeTerminal() | CloseTerminal() | ListTerminals()
+            ):
                 return self.answer_grace
         return None
 
@@ -157,7 +174,17 @@ class Server:
             return error(ErrorCode.SERVER_NOT_REACHABLE, shown, remedy="Is the server behind it running?")
         if status in DENIED:
             return error(ErrorCode.INVALID_API_KEY, shown, remedy="Check api_key= or ATOLL_API_KEY.")
-        return self._nonsense(shown)
+        return self._no_atoll(status, body)
+
+    def _no_atoll(self, status: int, body: bytes) -> AtollError:
+        """Nothing was asked of Atoll, so nothing has happened there."""
+        return error(
+            ErrorCode.SERVER_NOT_REACHABLE,
+            f"what answers at {self.address} is no Atoll server: {status}, {body[:200].decode(errors='replace')!r}",
+            remedy="Check url=, --url or ATOLL_URL: host, port, and the path if a proxy has one in front of ours. "
+            "`atoll serve` says where it listens.",
+            status=status,
+        )
 
     def _nonsense(self, what: str) -> AtollError:
         remedy = f"Is there an Atoll server of this version at {self.address}?"
@@ -193,17 +220,20 @@ class CallInput:
         self._upload.close()
 
 
-QUEUEING = (FrameKind.WAITING, FrameKind.STARTED)  # others of the session come first, and then its turn has come
 ANSWERING = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA, FrameKind.EVENT, *QUEUEING)
 
 
 class Frames:
-    """The frames of a call's answer, DONE last. `patience` is not needed while others of the session come first."""
+    """The frames of a call's answer, DONE last.
+
+    The agent is waited for `patience` seconds in all, but for as long as it takes while others of the session come
+    first. The server sees to it that there are such.
+    """
 
     def __init__(self, server: Server, response: Response, patience: float | None) -> None:
         self._server = server
         self._response = response
-        self._patience = patience
+        self._patience = self._left = patience
         self._is_queueing = False
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
@@ -234,15 +264,22 @@ class Frames:
         return frame
 
     def _next_chunk(self) -> bytes:
+        if self._left is None or self._is_queueing:
+            return self._response.next_chunk(None)
+        began = time.monotonic()
         try:
-            return self._response.next_chunk(None if self._is_queueing else self._patience)
+            chunk = self._response.next_chunk(self._left)
         except SilenceError as cause:
-            message = f"the sandbox's agent was silent for {self._patience:g} seconds"
+            message = f"the sandbox's agent was waited for longer than {self._patience:g} seconds"
             remedy = (
                 "Something may have stopped it, or left it no cpu. Ask again; if that fails too, sleep(stop=True) ends "
                 "what runs in the sandbox and keeps its files, destroy() ends both."
             )
             raise error(ErrorCode.AGENT_TIMEOUT, message, remedy=remedy) from cause
+        waited = time.monotonic() - began
+        if waited < self._left:  # or it was we who stood still
+            self._left -= waited
+        return chunk
 
     def result(self) -> Frame:
         """The DONE frame of a call that has no output."""
@@ -311,6 +348,14 @@ def parse_url(url: str) -> tuple[Address, str]:
         field="url",
         value=shown(url, 200),
     )
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _body(first: bytes, stdin: Input | None) -> bytes | Iterator[bytes | NotYet]:

@@ -9,11 +9,19 @@ from collections.abc import Callable
 
 from atoll.archives.packing import NAMES_LEFT_OUT
 from atoll.client_sync.link import SandboxLink
-from atoll.client_sync.local_files import LocalSource, LocalTarget, LocalTree, LocalTreeTarget, is_local_directory
+from atoll.client_sync.local_files import (
+    LocalSource,
+    LocalTarget,
+    LocalTree,
+    LocalTreeTarget,
+    is_local_directory,
+    is_special,
+)
 from atoll.client_sync.open_files import begin_reading
 from atoll.client_sync.server import Frames, misbehaved
 from atoll.client_sync.waiting import run_blocking, settle
 from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.file_maps import FileMap
 from atoll.protocol.files import (
     FileDone,
     FileInfo,
@@ -26,11 +34,13 @@ from atoll.protocol.files import (
     WriteFile,
     decode_file_done,
     decode_file_info,
+    decode_file_map,
     to_raw_path,
 )
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.names import named
+from atoll.protocol.transfer_bounds import Bounds, Tally
 
 GATHERED_BYTES = 1024 * 1024  # each trip to a disk takes a thread, so it should be worth it
 
@@ -43,13 +53,13 @@ class Progress:
 
     def __init__(self, on_progress: OnProgress | None, total: int | None) -> None:
         self._on_progress = on_progress
-        self._total = total
+        self.total = total
         self._done = 0
 
     def add(self, count: int) -> None:
         self._done += count
         if self._on_progress:
-            settle(self._on_progress(self._done, self._total))
+            settle(self._on_progress(self._done, self.total))
 
 
 def upload(link: SandboxLink, session_id: str, local: Path, remote: Path, on_progress: OnProgress | None) -> FileInfo:
@@ -68,7 +78,7 @@ def _upload_file(
     link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     source = run_blocking(LocalSource, local)
-    call = WriteFile(path=remote, session_id=session_id, mode=source.mode)
+    call = WriteFile(path=remote, session_id=session_id, mode=source.mode, map=source.map)
     frames = _send_all(link, call, source, Progress(on_progress, source.size))
     written: FileInfo = frames.decode(decode_file_info, frames.result())
     return written
@@ -101,24 +111,32 @@ def _send_all(link: SandboxLink, call: Call, source: LocalSource | LocalTree, pr
         source.close()
 
 
-def download(link: SandboxLink, session_id: str, remote: Path, local: Path, on_progress: OnProgress | None) -> None:
+def download(
+    link: SandboxLink, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
+) -> None:
     source, target = to_raw_path(remote), to_raw_path(local)
     frames = link.call(StatFile(path=source, session_id=session_id))
     info: FileInfo = frames.decode(decode_file_info, frames.result())
     is_directory = info.type is FileType.DIRECTORY
     if not is_directory and (target.endswith(b"/") or run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
-    call = PackFiles if is_directory else ReadFile
-    frames = link.call(call(path=source, session_id=session_id))
+    call: PackFiles | ReadFile
+    if is_directory:
+        call = PackFiles(path=source, session_id=session_id, bounds=bounds)
+    else:
+        takes_holes = not run_blocking(is_special, target)
+        call = ReadFile(path=source, session_id=session_id, holes=takes_holes, max_bytes=bounds.max_bytes)
+    frames = link.call(call)
+    tally = Tally(bounds, source)  # once more: who holds the other end may have come to be anybody
     sink: LocalTarget | LocalTreeTarget
     try:
         if is_directory:
             size = None
-            sink = run_blocking(LocalTreeTarget, target)
+            sink = run_blocking(LocalTreeTarget, target, tally)
         else:
             info = begin_reading(frames)
             size = info.size or None
-            sink = run_blocking(LocalTarget, target, info.mode)
+            sink = run_blocking(LocalTarget, target, info.mode, tally)
     except BaseException:
         frames.close()
         raise
@@ -131,13 +149,21 @@ def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: P
         progress.add(0)
         gathered: list[bytes] = []
         size = 0
-        while (frame := frames.next()).kind is FrameKind.DATA:
-            gathered.append(frame.payload)
-            size += len(frame.payload)
+        frame = frames.next()
+        if frame.kind is FrameKind.EVENT:
+            file_map: FileMap = frames.decode(decode_file_map, frame)
+            run_blocking(target.take_map, file_map)
+            progress.total = file_map.count
+            frame = frames.next()
+        while frame.kind is FrameKind.DATA:
+            if frame.payload:  # or nothing would grow, and be kept
+                gathered.append(frame.payload)
+                size += len(frame.payload)
             if size >= GATHERED_BYTES:
                 run_blocking(target.write, gathered)
                 progress.add(size)
                 gathered, size = [], 0
+            frame = frames.next()
         if frame.kind is not FrameKind.DONE:
             raise misbehaved(f"a {frame.kind.name} frame came")
         run_blocking(target.write, gathered)

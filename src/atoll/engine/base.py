@@ -115,7 +115,9 @@ class Engine(Protocol):
 
     def is_frozen(self, sandbox: LiveSandbox) -> bool: ...
 
-    async def usage(self, sandbox: LiveSandbox) -> Usage: ...
+    async def usage(self, sandbox: LiveSandbox) -> Usage:
+        """Read in a thread: the kernel takes its time to add up what many cpus counted."""
+        ...
 
     async def open_socket(self, sandbox: LiveSandbox, port: int) -> socket.socket:
         """A connection to what listens on the sandbox's own loopback, which nothing else of the host can reach."""

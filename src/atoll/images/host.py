@@ -7,11 +7,15 @@ libraries or accounts change; a sandbox keeps the one it was made on.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
+import struct
 import tempfile
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,7 +23,7 @@ import msgspec
 from atoll.images import debian_etc
 from atoll.images.names import HOST
 from atoll.images.skeleton import plain_umask, write_skeleton
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.rootfs import Overlay, Rootfs
 
 FORMAT = 1  # part of the state: a new way of building makes new roots
@@ -48,6 +52,9 @@ VAR_DIRECTORIES = (
     "var/opt",
     "var/spool",
 )
+LOCKS = ("var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend")
+FLOCK = "hhqqi4x"  # struct flock, on machines of 64 bits
+PATIENCE_SECONDS, PAUSE_SECONDS = 10.0, 0.2
 _MAKING = "making-"  # and the builder's pid: a root under construction
 ENV = {
     # Debian keeps pip away from the system's Python, which inside is the sandbox's own.
@@ -73,6 +80,7 @@ class HostImage:
         self._store = store / HOST
         self._host = host
         self._usr = usr or host / "usr"
+        self.patience = PATIENCE_SECONDS
         self._latest: tuple[HostLook, Path, Rootfs] | None = None
         self._building = threading.Lock()
 
@@ -94,12 +102,24 @@ class HostImage:
             return rootfs
 
     def _resolve(self) -> Rootfs:
+        """While packages are installed files come and go, so a root that cannot be built then is tried again."""
         check_layout(self._host)
-        state = read_host_state(self._host)
-        root = self._store / state.digest
-        if not root.is_dir():
-            self._build(root, state)
-        return self._rootfs(root, self._label(state))
+        deadline = time.monotonic() + self.patience
+        while True:
+            state = read_host_state(self._host)
+            root = self._store / state.digest
+            try:
+                if not root.is_dir():
+                    self._build(root, state)
+                return self._rootfs(root, self._label(state))
+            except OSError as cause:
+                if root.is_dir():  # somebody else was faster, and theirs is as good
+                    continue
+                if not (pid := package_manager(self._host)):
+                    raise self._not_built(cause) from cause
+                if time.monotonic() > deadline:
+                    raise _packages_change(pid, cause) from cause
+            time.sleep(PAUSE_SECONDS)
 
     def recall(self, label: str) -> Rootfs:
         """The root of an earlier state. The host's /usr is the one there is now."""
@@ -150,14 +170,17 @@ class HostImage:
                 self._fill(root)
             (work / "state.json").write_bytes(msgspec.json.encode(state))
             work.rename(target)
-        except OSError as cause:
+        except OSError:
             shutil.rmtree(work, ignore_errors=True)
-            if not target.is_dir():  # else somebody else was faster, and theirs is as good
-                raise error(
-                    ErrorCode.HOST_IMAGE_NOT_POSSIBLE,
-                    f"the host image could not be built: {cause}",
-                    remedy=f"Check that {self._store} is writable and has 100 MB free.",
-                ) from cause
+            raise
+
+    def _not_built(self, cause: OSError) -> AtollError:
+        return error(
+            ErrorCode.HOST_IMAGE_NOT_POSSIBLE,
+            f"the host image could not be built: {_reason(cause)}",
+            remedy=f"Check that {self._store} is writable and has 100 MB free.",
+            path=str(self._store),
+        )
 
     def _fill(self, root: Path) -> None:
         write_skeleton(root)
@@ -170,6 +193,34 @@ class HostImage:
         (root / "var/lock").symlink_to("/run/lock")
         debian_etc.write_etc(self._host, root / "etc")
         copy_package_database(self._host / "var/lib/dpkg", root / "var/lib/dpkg")
+
+
+def _packages_change(pid: int, cause: OSError) -> AtollError:
+    return error(
+        ErrorCode.HOST_IMAGE_NOT_POSSIBLE,
+        f"the host image could not be built while packages of this host are installed or removed, by process {pid}: "
+        f"{_reason(cause)}",
+        remedy="Nothing else is wrong. Wait until apt or dpkg is done, then ask again.",
+        pid=pid,
+    )
+
+
+def _reason(cause: OSError) -> str:
+    """Of many files that could not be copied, the first."""
+    if isinstance(cause, shutil.Error) and cause.args and isinstance(cause.args[0], list):
+        return str(cause.args[0][0][-1])
+    return str(cause)
+
+
+def package_manager(host: Path) -> int | None:
+    """The process that holds a lock of dpkg's or apt's, if one does."""
+    for name in LOCKS:
+        with suppress(OSError), (host / name).open("rb") as file:
+            asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+            if kind != fcntl.F_UNLCK:
+                return int(pid)
+    return None
 
 
 def check_layout(host: Path) -> None:

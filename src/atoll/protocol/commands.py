@@ -38,6 +38,7 @@ class ExecResultBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     timed_out: bool = False
     truncated: bool = False
     session_ended: bool = False
+    state_lost: int = 0
     stdout_base64: str | None = None
     stderr_base64: str | None = None
 
@@ -57,6 +58,7 @@ class ExecEventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     timed_out: bool = False
     truncated: bool = False
     session_ended: bool = False
+    state_lost: int = 0
     code: str | None = None
     message: str | None = None
     remedy: str | None = None

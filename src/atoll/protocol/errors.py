@@ -8,12 +8,14 @@ OSError has `errno`, `strerror`, and in `filename` what the context calls `path`
 from __future__ import annotations
 
 import errno
+import os
 from enum import StrEnum
 from typing import ClassVar, Self
 
 import msgspec
 
 from atoll.protocol.names import name_in
+from atoll.protocol.printable import printable, printable_lines
 
 Context = dict[str, str | int | float | bool | None]
 
@@ -44,6 +46,7 @@ class ErrorCode(StrEnum):
     DIRECTORY_NOT_EMPTY = "DIRECTORY_NOT_EMPTY"
     NOT_A_FILE = "NOT_A_FILE"
     FILE_TOO_LARGE = "FILE_TOO_LARGE"
+    DOWNLOAD_TOO_LARGE = "DOWNLOAD_TOO_LARGE"
     NAME_TOO_LONG = "NAME_TOO_LONG"
     TOO_MANY_LINKS = "TOO_MANY_LINKS"
     READ_ONLY = "READ_ONLY"
@@ -121,6 +124,7 @@ _ERRNO = {
     ErrorCode.DIRECTORY_NOT_EMPTY: errno.ENOTEMPTY,
     ErrorCode.NOT_A_FILE: errno.EINVAL,
     ErrorCode.FILE_TOO_LARGE: errno.EFBIG,
+    ErrorCode.DOWNLOAD_TOO_LARGE: errno.EFBIG,
     ErrorCode.NAME_TOO_LONG: errno.ENAMETOOLONG,
     ErrorCode.TOO_MANY_LINKS: errno.ELOOP,
     ErrorCode.READ_ONLY: errno.EROFS,
@@ -152,8 +156,12 @@ class AtollError(Exception):
         _fill_in(self)
 
     def __str__(self) -> str:
-        text = f"{self.message} [{self.code}]"
-        return f"{text}\n  {self.remedy}" if self.remedy else text
+        """For people: what others chose, such as a file's name, cannot do anything to where it is shown."""
+        text = f"{printable(self.message)} [{self.code}]"
+        return f"{text}\n  {printable_lines(self.remedy)}" if self.remedy else text
+
+    def __repr__(self) -> str:
+        return printable(super().__repr__())
 
     def __reduce__(self) -> tuple[object, ...]:
         return (from_body, (self.to_body(),))
@@ -323,6 +331,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.DIRECTORY_NOT_EMPTY: FileProblemError,
     ErrorCode.NOT_A_FILE: FileProblemError,
     ErrorCode.FILE_TOO_LARGE: FileProblemError,
+    ErrorCode.DOWNLOAD_TOO_LARGE: FileProblemError,
     ErrorCode.NAME_TOO_LONG: FileProblemError,
     ErrorCode.TOO_MANY_LINKS: FileProblemError,
     ErrorCode.READ_ONLY: FileProblemError,
@@ -412,11 +421,33 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
         )
     if cause.errno in (errno.EMFILE, errno.ENFILE):
         return too_many_open_files(cause)
+    if cause.errno in (errno.EACCES, errno.EPERM) and os.geteuid() != 0:
+        return not_yours(path)
+    if cause.errno == errno.EROFS:
+        return error(
+            ErrorCode.STATE_DIRECTORY_UNUSABLE,
+            f"{path} cannot be written: its file system is read-only",
+            remedy="A failing disk makes it so: see `dmesg`. Mount it for writing, and start the server anew.",
+            path=path,
+        )
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
         f"{path} cannot be written: {cause.strerror}",
         remedy="Check the state directory, remove what is in the way, or choose another.",
         path=path,
+    )
+
+
+def not_yours(path: str) -> AtollError:
+    """What to tell who is another user than the one whose state directory it is, most likely root."""
+    uid = os.geteuid()
+    return error(
+        ErrorCode.NOT_ROOT,
+        f"{path} belongs to another user, and this process runs as uid {uid}",
+        remedy="Run this as root, for example with sudo, or choose another directory with --state-dir or "
+        "ATOLL_STATE_DIR.",
+        path=path,
+        uid=uid,
     )
 
 

@@ -7,17 +7,22 @@ with lone surrogates where the bytes are not UTF-8. A path that is not absolute 
 from __future__ import annotations
 
 import os
-from datetime import datetime
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 
 from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.durations import Moment
 from atoll.protocol.errors import ErrorCode, error, shown
+from atoll.protocol.file_maps import FileMap
 from atoll.protocol.names import named
+from atoll.protocol.said import Count, Owner
+from atoll.protocol.transfer_bounds import Bounds
 
 MAX_PATH = 4096  # the kernel's own limit, with the NUL at the end
 MAX_MODE = 0o7777
+MAX_TOGETHER = 1000  # files or changes in a message
 
 
 class FileType(Enum):
@@ -40,11 +45,11 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     raw_path: bytes  # absolute
     type: FileType
-    size: int
-    mode: int  # permissions only
-    modified_at: datetime
-    uid: int = 0
-    gid: int = 0
+    size: Count
+    mode: Annotated[int, msgspec.Meta(ge=0, le=MAX_MODE)]  # permissions only
+    modified_at: Moment
+    uid: Owner = 0
+    gid: Owner = 0
     raw_target: bytes | None = None
 
     @property
@@ -77,25 +82,30 @@ class ReadFile(FileCall, frozen=True, kw_only=True, tag="read_file"):
     """EVENT FileInfo; DATA with the bytes from `offset` on, `length` at most; DONE FileDone.
 
     What has no size of its own, such as a file in /proc, is read to its end; a FIFO, a socket or a terminal is
-    NOT_A_FILE.
+    NOT_A_FILE. With `holes` a file that has some is told by a second EVENT, FileMap, and DATA are only the bytes in its
+    places; it is for whole files. More bytes than `max_bytes` are DOWNLOAD_TOO_LARGE, before any of them.
     """
 
     path: bytes
     offset: int = 0
     length: int | None = None
+    holes: bool = False
+    max_bytes: int | None = None
 
 
 class WriteFile(FileCall, frozen=True, kw_only=True, tag="write_file"):
     """INPUT with the bytes, an empty one at the end; DONE FileInfo. Until then nobody sees any of it.
 
     Directories on the way are made. What was there keeps its mode and owner unless `mode` is given; a symbolic link is
-    followed. With `sync` the answer waits for the disk. With `exclusive` what exists already is FILE_EXISTS.
+    followed. With `sync` the answer waits for the disk. With `exclusive` what exists already is FILE_EXISTS. With a
+    `map` the bytes are those in its places, and all else is holes.
     """
 
     path: bytes
     mode: int | None = None
     sync: bool = False
     exclusive: bool = False
+    map: FileMap | None = None
 
 
 class ListFiles(FileCall, frozen=True, kw_only=True, tag="list_files"):
@@ -166,10 +176,12 @@ class PackFiles(FileCall, frozen=True, kw_only=True, tag="pack_files"):
     """DATA with a tar archive; DONE FileDone with the number of entries.
 
     A directory's entries are named from within it ("." is the directory itself); a file is one entry with its own name.
-    Sockets, FIFOs and devices are left out, and counted.
+    Sockets, FIFOs and devices are left out, and counted. Files with holes are as GNU tar packs them (PAX, sparse 1.0).
+    What goes beyond the bounds is DOWNLOAD_TOO_LARGE, before it is sent.
     """
 
     path: bytes
+    bounds: Bounds = Bounds()
 
 
 class UnpackFiles(FileCall, frozen=True, kw_only=True, tag="unpack_files"):
@@ -204,15 +216,15 @@ Call = (
 
 
 class FileList(msgspec.Struct, frozen=True, kw_only=True):
-    files: list[FileInfo]
+    files: Annotated[list[FileInfo], msgspec.Meta(min_length=1, max_length=MAX_TOGETHER)]
 
 
 class FileDone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`count`: bytes or entries, as the call says. `left_out`: entries that no archive takes; the first have names."""
 
-    count: int = 0
-    left_out: int = 0
-    left_out_names: list[bytes] = []
+    count: Count = 0
+    left_out: Count = 0
+    left_out_names: Annotated[list[bytes], msgspec.Meta(max_length=MAX_TOGETHER)] = []
 
 
 class LeftOutWarning(UserWarning):
@@ -251,7 +263,7 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileChanges(msgspec.Struct, frozen=True, kw_only=True):
-    changes: list[FileChange]
+    changes: Annotated[list[FileChange], msgspec.Meta(max_length=MAX_TOGETHER)]
 
 
 def to_raw_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> bytes:
@@ -292,9 +304,11 @@ _file_info = msgspec.msgpack.Decoder(FileInfo)
 _file_list = msgspec.msgpack.Decoder(FileList)
 _file_done = msgspec.msgpack.Decoder(FileDone)
 _file_changes = msgspec.msgpack.Decoder(FileChanges)
+_file_map = msgspec.msgpack.Decoder(FileMap)
 
 decode_file_call = _file_call.decode
 decode_file_info = _file_info.decode
 decode_file_list = _file_list.decode
 decode_file_done = _file_done.decode
 decode_file_changes = _file_changes.decode
+decode_file_map = _file_map.decode

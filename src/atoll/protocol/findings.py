@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from atoll.protocol.errors import AtollError
+from atoll.protocol.printable import is_printable
 
 
 class Status(StrEnum):
@@ -109,4 +110,4 @@ def format_size(size: int) -> str:
 
 def _printable(text: str) -> str:
     """Paths may hold anything; a terminal and a JSON document may not."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return "".join(character if is_printable(character) else "\N{REPLACEMENT CHARACTER}" for character in text)

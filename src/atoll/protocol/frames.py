@@ -34,6 +34,9 @@ class FrameKind(IntEnum):
     LOST = 32  # agent → host: a call by its number, and the error of its operation if it has had no DONE and no FAILED
 
 
+QUEUEING = frozenset((FrameKind.WAITING, FrameKind.STARTED))
+
+
 class Frame(NamedTuple):
     kind: FrameKind
     payload: bytes

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
-from atoll.protocol.arguments import wrong_argument
+from atoll.protocol import transfer_bounds
+from atoll.protocol.arguments import MAX_NUMBER, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, shown
 
 _UNITS = {
@@ -97,11 +98,40 @@ def _as_text(value: float | str) -> str:
 
 def _bytes(name: str, value: object, least: int) -> int:
     remedy = f"Give bytes, or text such as '512MiB' or '4GB'; at least {least // MIB}MiB."
-    if isinstance(value, str) and len(value) < 40 and (match := _SIZE.fullmatch(value.strip())):
-        value = math.floor(Fraction(match[1]) * _UNITS[(match[2] or "").lower()])
+    value = _to_bytes(value)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_BYTES:
         raise _invalid(name, value, remedy)
     return value
+
+
+def _to_bytes(value: object) -> object:
+    """Text such as "4GB" as a number; what is none as it is."""
+    if isinstance(value, str) and len(value) < 40 and (match := _SIZE.fullmatch(value.strip())):
+        return math.floor(Fraction(match[1]) * _UNITS[(match[2] or "").lower()])
+    return value
+
+
+def parse_bounds(
+    max_bytes: int | str | None = transfer_bounds.MAX_BYTES,
+    max_entries: int | str | None = transfer_bounds.MAX_ENTRIES,
+    max_depth: int | str | None = transfer_bounds.MAX_DEPTH,
+) -> transfer_bounds.Bounds:
+    """The bounds of a download from what a user may write: numbers, text such as "64GiB", None or "none"."""
+    return transfer_bounds.Bounds(
+        max_bytes=_bound("max_bytes", max_bytes),
+        max_entries=_bound("max_entries", max_entries),
+        max_depth=_bound("max_depth", max_depth),
+    )
+
+
+def _bound(name: str, given: object) -> int | None:
+    if given is None or (isinstance(given, str) and given.lower() == "none"):
+        return None
+    number = _to_bytes(given)
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_NUMBER:
+        example = "bytes, or text such as '64GiB'" if name == "max_bytes" else "a whole number from 0 on"
+        raise wrong_argument(name, given, "is not a bound", remedy=f"Give {example}; None for no bound.")
+    return number
 
 
 def _pids(value: object) -> int:

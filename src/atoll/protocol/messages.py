@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from atoll.protocol import files, processes, terminals
@@ -9,11 +11,13 @@ from atoll.protocol.durations import Moment
 from atoll.protocol.errors import Context, ErrorBody
 from atoll.protocol.ids import SaidId
 from atoll.protocol.names import named
+from atoll.protocol.said import Count, Directory, Duration, ExitCode
 
 PROTOCOL_VERSION = 1
 TIMED_OUT_EXIT_CODE = 124  # as coreutils' timeout does
 DEFAULT_SESSION = "default"
 DEFAULT_DIRECTORY = "/workspace"
+MAX_ERROR = 64 * 1024  # bytes of an error: a message, a remedy, the end of a log
 _SHOWN = 200  # characters of what a caller may have made long, in the context of an error
 
 
@@ -88,27 +92,28 @@ Call = (Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnv
 class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
     """How a program ended. A program killed by a signal has exit code 128 + signal, as in a shell."""
 
-    exit_code: int
-    duration: float
+    exit_code: ExitCode
+    duration: Duration
     timed_out: bool = False
     truncated: bool = False
     session_ended: bool = False  # the shell is gone, as after `exit`; the next command gets a new one
+    state_lost: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of how many commands before this one, answered
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: SaidId
-    cwd: str
+    cwd: Directory
     created_at: Moment
-    commands_waiting: int  # with the one that runs
+    commands_waiting: Count  # with the one that runs
 
 
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
-    sessions: list[SessionInfo]
+    sessions: Annotated[list[SessionInfo], msgspec.Meta(max_length=64)]
 
 
 class Pong(msgspec.Struct, frozen=True, kw_only=True):
-    protocol_version: int
-    commands_running: int
+    protocol_version: Count
+    commands_running: Count
 
 
 Result = ExecDone | SessionInfo | Sessions | Pong | files.Result | processes.Result | terminals.Result
@@ -133,7 +138,26 @@ def subject(call: Call) -> Context:
     return {}
 
 
+class _Queued(msgspec.Struct):
+    """Of any call, what decides in whose queue it stands."""
+
+    type: str
+    session_id: str | None = None
+
+
+def session_of(message: bytes) -> str | None:
+    """The session in which this call waits for its turn, if it is a command in one."""
+    try:
+        call = _queued_decoder.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # its agent will say so
+    if call.type == "exec_shell":
+        return call.session_id or DEFAULT_SESSION
+    return call.session_id if call.type == "exec" else None
+
+
 _encoder = msgspec.msgpack.Encoder()
+_queued_decoder = msgspec.msgpack.Decoder(_Queued)
 _call_decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
 _exec_done_decoder = msgspec.msgpack.Decoder(ExecDone)
 _session_decoder = msgspec.msgpack.Decoder(SessionInfo)
@@ -147,4 +171,9 @@ decode_exec_done = _exec_done_decoder.decode
 decode_session = _session_decoder.decode
 decode_sessions = _sessions_decoder.decode
 decode_pong = _pong_decoder.decode
-decode_error = _error_decoder.decode
+
+
+def decode_error(message: bytes) -> ErrorBody:
+    if len(message) > MAX_ERROR:
+        raise msgspec.ValidationError(f"it has {len(message)} bytes; an error has {MAX_ERROR} at most")
+    return _error_decoder.decode(message)

@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -18,9 +19,12 @@ from atoll.protocol.arguments import MAX_NUMBER, wrong_argument
 from atoll.protocol.durations import Moment, in_words
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error, shown
 from atoll.protocol.ids import SaidId
+from atoll.protocol.said import Count, ExitCode, Pid, Text, UnixTime
 
 MAX_PROCESS_ID = 63
 MAX_COMMAND_SHOWN = 1000  # bytes
+MAX_LISTED = 10_000  # processes, of which an agent knows some 1,500
+MAX_ENTRIES = 16_384  # of a part of a log, which is some 80 KiB with 14 bytes at least for each
 MAX_COMMANDS_LISTED = 250_000  # bytes of all commands in a list, which is one frame; and of all errors
 OK_STATUS = (200, 399)
 MAX_WAIT_PATH = 8192
@@ -58,17 +62,17 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """A background process. `command` is cut short if it is long; `pid` is the one inside, of its latest start."""
 
     id: SaidId
-    pid: int
-    command: str | list[str]
+    pid: Pid
+    command: Text | Annotated[list[Text], msgspec.Meta(max_length=MAX_COMMAND_SHOWN)]
     status: ProcessStatus
     start_time: Moment
-    session_id: str
+    session_id: SaidId
     end_time: Moment | None = None
-    exit_code: int | None = None
+    exit_code: ExitCode | None = None
     restart: RestartPolicy | None = None
-    restarts: int = 0
+    restarts: Count = 0
     timed_out: bool = False
-    error: str | None = None
+    error: Text | None = None
 
 
 class ProcessCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -169,11 +173,11 @@ Call = (
 
 
 class ProcessList(msgspec.Struct, frozen=True, kw_only=True):
-    processes: list[ProcessInfo]
+    processes: Annotated[list[ProcessInfo], msgspec.Meta(max_length=MAX_LISTED)]
 
 
 class ProcessCount(msgspec.Struct, frozen=True, kw_only=True):
-    count: int
+    count: Count
 
 
 class OutputStream(StrEnum):
@@ -184,10 +188,10 @@ class OutputStream(StrEnum):
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """What was read at once from one stream. There may be thousands in a frame, so their fields have no names in it."""
 
-    number: int
-    time: float  # seconds since 1970
+    number: Count
+    time: UnixTime
     stream: OutputStream
-    data: bytes
+    data: Annotated[bytes, msgspec.Meta(min_length=1)]  # an empty one would cost nothing to send, and be read for ever
 
 
 class LogPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -196,9 +200,9 @@ class LogPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `ended` comes once, where the process ended, in a part of its own; what it left running may write more.
     """
 
-    number: int
-    dropped: int = 0
-    entries: list[LogEntry] = []
+    number: Count
+    dropped: Count = 0
+    entries: Annotated[list[LogEntry], msgspec.Meta(max_length=MAX_ENTRIES)] = []
     ended: ProcessInfo | None = None
 
 
@@ -336,4 +340,10 @@ _log_part = msgspec.msgpack.Decoder(LogPart)
 decode_process = _process.decode
 decode_processes = _processes.decode
 decode_process_count = _count.decode
-decode_log_part = _log_part.decode
+
+
+def decode_log_part(message: bytes) -> LogPart:
+    part = _log_part.decode(message)
+    if not (part.entries or part.dropped or part.ended):  # which would be read for ever
+        raise msgspec.ValidationError("a part of a log has nothing in it")
+    return part

@@ -18,7 +18,8 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `stdout` and `stderr` are text, with U+FFFD where the bytes are not UTF-8; `stdout_bytes` and `stderr_bytes` are
     exact. `truncated` says that output beyond `max_output` was dropped, `session_ended` that the shell is gone, as
-    after `exit`. After a time-out `timed_out` is set and the exit code is 124.
+    after `exit`. After a time-out `timed_out` is set and the exit code is 124. `state_lost` is of how many commands
+    before this one the directory, variables and functions are lost: their shell was killed before it had saved them.
     """
 
     exit_code: int
@@ -31,6 +32,7 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     session_ended: bool = False
     timed_out: bool = False
     truncated: bool = False
+    state_lost: int = 0
 
     @property
     def success(self) -> bool:
@@ -49,6 +51,8 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if self.stderr_bytes:
             parts.append(f"stderr={beginning(self.stderr)}")
         parts += [f"{name}=True" for name in ("timed_out", "truncated", "session_ended") if getattr(self, name)]
+        if self.state_lost:
+            parts.append(f"state_lost={self.state_lost}")
         return f"ExecResult({', '.join(parts)}, duration={self.duration:.3f})"
 
 
@@ -69,6 +73,7 @@ class ExecEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timed_out: bool = False
     truncated: bool = False
     session_ended: bool = False
+    state_lost: int = 0
     error: AtollError | None = None
 
     def __repr__(self) -> str:

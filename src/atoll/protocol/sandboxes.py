@@ -18,6 +18,7 @@ DEFAULT_IMAGE = "host"
 # The header of a request that is to make no sandbox: SANDBOX_NOT_FOUND if there is none, and nothing was done.
 MUST_EXIST = ("atoll-sandbox", "existing")
 MAX_LABELS, MAX_LABEL = 64, 256
+SANDBOXES_PER_PAGE, MAX_SANDBOXES_PER_PAGE = 100, 1_000  # of a list: those who ask for no number get, and may ask for
 
 
 class SandboxState(Enum):
@@ -81,11 +82,47 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     sleep_after: float | None
     keep_alive: bool
     stop_after: float | None = None  # seconds of sleep after which it is stopped; None for never
-    use: Use | None = None
+    use: Use | None = None  # None if nothing runs, or nobody asked: a list and what changes a sandbox leave it out
+
+
+class SandboxQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which sandboxes a list is of: those with all these labels, in this state, the first of them after an id."""
+
+    labels: dict[str, str] = {}
+    state: SandboxState | None = None
+    limit: int = SANDBOXES_PER_PAGE
+    after: str = ""
 
 
 class SandboxList(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order of their ids. If there are more, `next` is what to give as `after` to go on."""
+
     sandboxes: list[SandboxInfo]
+    next: str | None = None
+
+
+class LostSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk that is no sandbox's and was kept, under a name of its own. The rest is what it carries about itself."""
+
+    name: str
+    reason: str
+    since: datetime
+    id: str | None
+    image: str | None
+    created_at: datetime | None
+
+
+class LostList(msgspec.Struct, frozen=True, kw_only=True):
+    lost: list[LostSandbox]
+
+
+class AdoptRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`id` is that of the sandbox that a lost disk becomes; its own if not given. `image` is for a disk that carries no
+    record of which it was made on.
+    """
+
+    id: str | None = None
+    image: str | None = None
 
 
 class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +131,7 @@ class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime
     # created started frozen thawed stopped oom_killed labels_changed env_changed upkeep_changed session_created
-    # session_deleted destroyed
+    # session_deleted restored destroyed
     what: str
     cause: str
     by: str

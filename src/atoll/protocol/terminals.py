@@ -6,16 +6,21 @@ and go. What it shows is bytes, counted from its beginning; the last REPLAY_BYTE
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import Context, ErrorCode
 from atoll.protocol.ids import SaidId
+from atoll.protocol.said import Count, ExitCode, Pid
 
 REPLAY_BYTES = 256 * 1024
 MAX_WRITE = 64 * 1024  # of one WriteTerminal
 MAX_SIZE = 65_535  # columns or rows, as the kernel counts them
+MAX_LISTED = 256  # terminals, of which an agent keeps some 40
+Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
 DEFAULT_COLS, DEFAULT_ROWS = 80, 24
 
 
@@ -23,13 +28,13 @@ class TerminalInfo(msgspec.Struct, frozen=True, kw_only=True):
     """`exit_code` is None while its program runs."""
 
     id: SaidId
-    pid: int
-    cols: int
-    rows: int
+    pid: Pid
+    cols: Size
+    rows: Size
     command: list[str]
     created_at: Moment
-    viewers: int
-    exit_code: int | None = None
+    viewers: Count
+    exit_code: ExitCode | None = None
 
 
 class TerminalCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -91,7 +96,7 @@ Call = CreateTerminal | AttachTerminal | WriteTerminal | ResizeTerminal | WaitTe
 
 
 class TerminalList(msgspec.Struct, frozen=True, kw_only=True):
-    terminals: list[TerminalInfo]
+    terminals: Annotated[list[TerminalInfo], msgspec.Meta(max_length=MAX_LISTED)]
 
 
 Result = TerminalInfo | TerminalList
@@ -106,14 +111,14 @@ class TerminalReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 class TerminalLost(msgspec.Struct, frozen=True, kw_only=True, tag="lost"):
     """The viewer is so slow that it missed this many bytes here."""
 
-    bytes: int
+    bytes: Count
 
 
 class TerminalResized(msgspec.Struct, frozen=True, kw_only=True, tag="resized"):
     """By whom is not said: perhaps by this viewer."""
 
-    cols: int
-    rows: int
+    cols: Size
+    rows: Size
 
 
 TerminalEvent = TerminalReady | TerminalLost | TerminalResized

@@ -74,5 +74,12 @@ def read_number(request: Request, name: str, default: int) -> int:
     return int(text)
 
 
+def read_flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name, "false")
+    if text not in ("true", "false"):
+        raise bad_request(f"{name}={text!r:.50} is neither true nor false", f"Give {name}=true or {name}=false.")
+    return text == "true"
+
+
 def wants(request: Request, media_type: str) -> bool:
     return media_type in request.headers.get("accept", "")

@@ -18,7 +18,7 @@ from atoll.protocol.arguments import check_directory, check_lasting_variables
 from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, SessionRequest
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
-from atoll.protocol.frames import FrameKind
+from atoll.protocol.frames import QUEUEING, FrameKind
 from atoll.protocol.ids import parse_session_id
 from atoll.protocol.messages import CreateSession, Exec, ExecDone, ExecShell, Sessions, decode_exec_done
 from atoll.server.bodies import read_json, wants, while_client_waits
@@ -26,10 +26,11 @@ from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_failures import decode
-from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, CommandOutput, patience_with
+from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, Allowance, CommandOutput, patience_with
 
 # Of each of the two streams, in one JSON document: it is made in one go, while everybody else waits.
 JSON_OUTPUT, MAX_JSON_OUTPUT = 2**20, 8 * 2**20
+EVENT_OUTPUT = 64 * 1024  # bytes that an event has at most; an agent sends no more at once
 _STREAMS = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
 
@@ -101,6 +102,7 @@ def to_result(asked: ExecRequest, started: datetime, output: CommandOutput) -> E
         timed_out=output.done.timed_out,
         truncated=output.done.truncated,
         session_ended=output.done.session_ended,
+        state_lost=output.done.state_lost,
     )
 
 
@@ -116,7 +118,7 @@ async def stream(
     actor: SandboxActor, caller: Caller, call: Exec | ExecShell, stdin: bytes | None
 ) -> AsyncGenerator[ExecEventBody, None]:
     """Ends early if the reader leaves, and so does the command."""
-    outputs = {kind: Characters() for kind in _STREAMS}
+    outputs, allowance = {kind: Characters() for kind in _STREAMS}, Allowance(call.max_output)
     if stdin is not None:
         call = msgspec.structs.replace(call, stdin=True)
     async with actor.use(caller), AsyncExitStack() as stack:
@@ -126,8 +128,13 @@ async def stream(
         yield _event("start")
         try:
             async for frame in agent.frames(patience_with(call)):
-                if frame.kind in outputs and (data := outputs[frame.kind].take(frame.payload)):
-                    yield _output(_STREAMS[frame.kind], data)
+                if frame.kind in QUEUEING or frame.kind is FrameKind.DONE:
+                    continue
+                allowance.take(frame)
+                for start in range(0, len(frame.payload), EVENT_OUTPUT):
+                    if data := outputs[frame.kind].take(frame.payload[start : start + EVENT_OUTPUT]):
+                        yield _output(_STREAMS[frame.kind], data)
+                        await agent.rest()
             for kind, output in outputs.items():
                 if data := output.take(b"", final=True):
                     yield _output(_STREAMS[kind], data)

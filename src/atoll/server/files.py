@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from email.utils import formatdate
 from typing import TypeVar
@@ -40,6 +40,7 @@ from atoll.protocol.files import (
     CopyFile,
     DeleteDirectory,
     DeleteFile,
+    FileChange,
     FileInfo,
     ListFiles,
     MakeDirectory,
@@ -57,21 +58,26 @@ from atoll.protocol.files import (
     to_raw_path,
 )
 from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.limits import parse_bounds
 from atoll.protocol.messages import DEFAULT_SESSION, Call
+from atoll.protocol.transfer_bounds import Bounds
 from atoll.server.bodies import read_json, while_client_waits
 from atoll.server.problems import bad_request, json_response, problem_response
 from atoll.server.ranges import parse_range
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
+from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import decode, misbehaved
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_link import AgentLink
 
 TAR = "application/x-tar"
 INPUT_CHUNK = 256 * 1024
+ITEMS_AT_ONCE = 64
 LAST_SECOND = 253402300799.0  # of the year 9999, which a header can still name
 # What runs in a sandbox chose these bytes: a browser must not take them for a page of ours.
 UNTRUSTED = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
 
 T = TypeVar("T")
+Rest = Callable[[], Awaitable[None]]  # which lets others have their turn
 
 logger = logging.getLogger("atoll.server")
 
@@ -87,7 +93,9 @@ async def get_content(request: Request) -> Response:
         except AtollError as problem:
             return problem_response(problem, {"content-range": f"bytes */{info.size}"})
     offset, length = wanted or (0, None)
-    frames = answer(request, ReadFile(path=path, session_id=session_id, offset=offset, length=length))
+    most = queries.bounds().max_bytes if request.method == "GET" else None
+    call = ReadFile(path=path, session_id=session_id, offset=offset, length=length, max_bytes=most)
+    frames = answer(request, call)
     info = decode(decode_file_info, expect(await anext(frames), FrameKind.EVENT))
     first, is_whole = await first_bytes(frames)
     if wanted and is_whole and not first:
@@ -135,7 +143,9 @@ async def list_files(request: Request) -> Response:
         include_hidden=queries.flag("hidden"),
     )
     frames = answer(request, call)
-    return StreamingResponse(listing(await anext(frames), frames), media_type="application/json")
+    return StreamingResponse(
+        listing(actor_of(request).rest, await anext(frames), frames), media_type="application/json"
+    )
 
 
 async def get_info(request: Request) -> Response:
@@ -198,7 +208,8 @@ async def post_mode(request: Request) -> Response:
 
 async def get_archive(request: Request) -> Response:
     queries = Queries(request)
-    frames = answer(request, PackFiles(path=queries.path(), session_id=queries.session_id()))
+    call = PackFiles(path=queries.path(), session_id=queries.session_id(), bounds=queries.bounds())
+    frames = answer(request, call)
     first, is_whole = await first_bytes(frames)
     headers = UNTRUSTED | {"content-type": TAR} | ({"content-length": str(len(first))} if is_whole else {})
     if request.method == "HEAD":
@@ -227,7 +238,7 @@ async def get_watch(request: Request) -> Response:
     if request.method == "HEAD":
         await frames.aclose()
         return Response(media_type=EVENT_STREAM)
-    return StreamingResponse(changes(frames), media_type=EVENT_STREAM)
+    return StreamingResponse(changes(actor_of(request).rest, frames), media_type=EVENT_STREAM)
 
 
 class Queries:
@@ -257,6 +268,11 @@ class Queries:
         if found and not found.isprintable():  # also what cannot be sent on
             raise bad_request(f"session_id={found!r:.100} is none")
         return DEFAULT_SESSION if found is None else found
+
+    def bounds(self) -> Bounds:
+        """Of a download: those given, the usual ones otherwise."""
+        names = ("max_bytes", "max_entries", "max_depth")
+        return parse_bounds(**{name: found for name in names if (found := self.get(name)) is not None})
 
     def flag(self, name: str, default: bool = False) -> bool:
         text = self.get(name)
@@ -358,7 +374,7 @@ async def content(first: bytes, frames: AsyncGenerator[Frame, None], length: int
             raise AgentMisbehavedError(f"a file ended after {sent} bytes of {length}", remedy="Read it again.")
 
 
-async def listing(first: Frame, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
+async def listing(rest: Rest, first: Frame, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
     """A FileListBody of any length."""
     count, frame = 0, first
     async with aclosing(frames):
@@ -366,27 +382,42 @@ async def listing(first: Frame, frames: AsyncGenerator[Frame, None]) -> AsyncIte
         try:
             while frame.kind is not FrameKind.DONE:
                 found = decode(decode_file_list, expect(frame, FrameKind.EVENT)).files
-                items = b",".join(msgspec.json.encode(to_info_body(file)) for file in found)
-                yield b"," + items if count and found else items
-                count += len(found)
+                for some in portions(found):
+                    items = b",".join(msgspec.json.encode(to_info_body(file)) for file in some)
+                    yield b"," + items if count else items
+                    count += len(some)
+                    await rest()
                 frame = await anext(frames)
             yield b'],"count":%d}' % count
         except AtollError as problem:
             yield b'],"count":%d,"error":%b}' % (count, msgspec.json.encode(problem.to_body()))
 
 
-async def changes(frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
+async def changes(rest: Rest, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
     async with aclosing(frames):
         yield b"event: ready\ndata: {}\n\n"
         try:
             async for frame in frames:
                 if frame.kind is FrameKind.DONE:
                     return
-                for change in decode(decode_file_changes, expect(frame, FrameKind.EVENT)).changes:
-                    body = msgspec.json.encode(to_change_body(change))
-                    yield b"event: %b\ndata: %b\n\n" % (change.type.value.encode(), body)
+                found = decode(decode_file_changes, expect(frame, FrameKind.EVENT)).changes
+                if not found:  # it costs nothing to send, and would be read for ever
+                    raise misbehaved("the agent sent changes without one in them")
+                for some in portions(found):
+                    yield b"".join(map(change_event, some))
+                    await rest()
         except AtollError as problem:
             yield b"event: error\ndata: %b\n\n" % msgspec.json.encode(problem.to_body())
+
+
+def change_event(change: FileChange) -> bytes:
+    body = msgspec.json.encode(to_change_body(change))
+    return b"event: %b\ndata: %b\n\n" % (change.type.value.encode(), body)
+
+
+def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """So many as are made JSON in a fraction of a millisecond."""
+    return (items[start : start + ITEMS_AT_ONCE] for start in range(0, len(items), ITEMS_AT_ONCE))
 
 
 def expect(frame: Frame, kind: FrameKind) -> Frame:

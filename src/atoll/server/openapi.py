@@ -23,6 +23,7 @@ _PARAMETERS = {
         "maxLength": MAX_ID_LENGTH,
         "description": f"up to {MAX_ID_LENGTH} lower-case letters, digits and hyphens, with no hyphen at either end",
     },
+    "name": {"type": "string", "minLength": 1, "maxLength": 80},
     "session_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
     "process_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
     "terminal_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},

@@ -9,6 +9,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from atoll.protocol.errors import AtollError, CallerError, ErrorBody, ErrorCode, HostError, SandboxError, error
 
@@ -34,6 +35,7 @@ _STATUS = {
     ErrorCode.RESOURCE_BUSY: 409,
     ErrorCode.FILESYSTEM_ERROR: 409,
     ErrorCode.BODY_TOO_LARGE: 413,
+    ErrorCode.DOWNLOAD_TOO_LARGE: 413,
     ErrorCode.HEAD_TOO_LARGE: 431,
     ErrorCode.CONTENT_TYPE_NOT_SUPPORTED: 415,
     ErrorCode.RANGE_NOT_SATISFIABLE: 416,
@@ -89,13 +91,20 @@ async def on_http_exception(request: Request, cause: Exception) -> Response:
     """What Starlette itself refuses: a path or a method that is not there."""
     assert isinstance(cause, HTTPException)
     if cause.status_code == 405:
-        allowed = (cause.headers or {}).get("Allow", "")
-        remedy = f"Use one of: {allowed}." if allowed else "See /docs."
-        problem = error(ErrorCode.METHOD_NOT_ALLOWED, f"{request.method} does not fit this path", remedy=remedy)
-        return json_response(problem.to_body(), 405, dict(cause.headers or {}))
+        allowed = ", ".join(_methods_of(request))
+        remedy = f"Use one of: {allowed}."
+        message = f"{request.method} does not fit {request.url.path!r:.200}"
+        problem = error(ErrorCode.METHOD_NOT_ALLOWED, message, remedy=remedy, allowed=allowed)
+        return json_response(problem.to_body(), 405, {"allow": allowed})
     return problem_response(
         error(ErrorCode.ROUTE_NOT_FOUND, f"there is no {request.url.path!r:.200}", remedy="See /docs.")
     )
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Of this path, each of whose methods is a route of its own."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes if isinstance(route, Route) for method in route.methods or ()})
 
 
 async def on_any_error(request: Request, cause: Exception) -> Response:

@@ -47,8 +47,10 @@ from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_failures import decode, misbehaved
-from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink, deadline
+from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink
+from atoll.supervisor.patience import deadline
 
+ENTRIES_AT_ONCE = 64
 MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
 
 T = TypeVar("T")
@@ -209,8 +211,20 @@ async def read_parts(
         while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
             if frame.kind is not FrameKind.EVENT:
                 raise misbehaved(f"the agent sent {frame.kind.name} for a log")
-            yield decode(decode_log_part, frame)
+            for part in portions(decode(decode_log_part, frame)):
+                yield part
+                await agent.rest()
         yield decode(decode_process, frame)
+
+
+def portions(part: LogPart) -> Iterator[LogPart]:
+    """The same, a few entries at a time: thousands that are made JSON at once would keep everybody waiting."""
+    if len(part.entries) <= ENTRIES_AT_ONCE:
+        yield part
+        return
+    for start in range(0, len(part.entries), ENTRIES_AT_ONCE):
+        entries = part.entries[start : start + ENTRIES_AT_ONCE]
+        yield LogPart(number=entries[-1].number, dropped=0 if start else part.dropped, entries=entries)
 
 
 async def collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> ProcessLogsBody:
@@ -222,8 +236,6 @@ async def collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> Process
                 continue
             number, dropped = part.number, dropped + part.dropped
             for entry in part.entries:
-                if not entry.data:  # it costs nothing to send, and would be read for ever
-                    raise misbehaved("the agent sent an empty entry of a log")
                 output[entry.stream.value] += entry.data
                 size += len(entry.data)
             if size > MAX_LOG:

@@ -1,4 +1,4 @@
-"""Passes a call on to the agent of a sandbox, and its answer back. Neither is opened.
+"""Passes a call on to the agent of a sandbox, and its answer back. Of the call only its session is looked at.
 
 Rules:
 1. The agent is read only as fast as the client reads, and the client as fast as the command.
@@ -7,6 +7,8 @@ Rules:
 4. How long an agent may be silent, only the client knows. So the answer begins when the agent has all of the request
    and says nothing at first: from then on it is the agent that the client waits for. Not before: a client that still
    sends takes an answer for a refusal.
+5. What an agent says is passed on unopened, but for errors: kinds of frames, their sizes and their order are checked
+   here, what is in them by whoever opens it, with the decoders of `atoll.protocol`.
 """
 
 from __future__ import annotations
@@ -20,14 +22,16 @@ from starlette.types import Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
-from atoll.protocol.messages import encode_message
+from atoll.protocol.messages import encode_message, session_of
 from atoll.server.connections import Departure, departure_of
 from atoll.server.problems import problem_response
-from atoll.supervisor.agent_link import AgentConnection, AgentLink, Operation
+from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_link import AgentLink, Operation
 from atoll.supervisor.roster import Roster
 
 BATCH_BYTES = 256 * 1024
-TURN_FRAMES = 256  # that are passed on before others get their turn: frames may be empty, and wait for nobody
+BATCH_FRAMES = 1024  # in one piece of an answer: each takes more memory than what it holds, if that is little
+TURN_FRAMES = 256  # of a client that are passed on before others get their turn: they may be empty, and wait for nobody
 BEGIN_SECONDS = 1.0  # most calls are done before, and need no more than one piece
 
 
@@ -59,7 +63,7 @@ class Relay:
 
 
 async def exchange(message: bytes, requests: Requests, answer: Answer, link: AgentLink) -> None:
-    async with Operation(link, message) as agent:
+    async with Operation(link, message, session_of(message)) as agent:
         feeder = asyncio.create_task(requests.feed(agent))
         try:
             # What the client sends is not read while its standard input is backed up; its departure must be seen.
@@ -160,7 +164,7 @@ class Answer:
                 size += len(frame.payload)
                 if frame.kind is FrameKind.DONE:
                     return b"".join(parts), True
-                if not agent.has_frame or size > BATCH_BYTES:
+                if not agent.has_frame or size > BATCH_BYTES or len(parts) > 2 * BATCH_FRAMES:
                     return b"".join(parts), False
         except AtollError as problem:
             if not parts and not self._has_frames:

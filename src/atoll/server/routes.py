@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from atoll.protocol import transfer_bounds
 from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, SessionRequest
 from atoll.protocol.file_bodies import (
     CopyRequest,
@@ -23,7 +24,11 @@ from atoll.protocol.frames import FRAMES
 from atoll.protocol.messages import SessionInfo, Sessions
 from atoll.protocol.processes import ProcessCount, ProcessInfo, ProcessList
 from atoll.protocol.sandboxes import (
+    MAX_SANDBOXES_PER_PAGE,
+    SANDBOXES_PER_PAGE,
+    AdoptRequest,
     EventList,
+    LostList,
     SandboxEvent,
     SandboxInfo,
     SandboxList,
@@ -33,7 +38,7 @@ from atoll.protocol.sandboxes import (
     UpkeepChanges,
 )
 from atoll.protocol.terminals import TerminalInfo, TerminalList, TerminalRequest, TerminalSize
-from atoll.server import commands, files, processes, sandboxes, server_info, terminals
+from atoll.server import commands, files, lost, processes, sandboxes, server_info, terminals
 from atoll.server.relay import Relay
 
 Endpoint = Callable[[Request], Awaitable[Response]] | Relay
@@ -67,6 +72,10 @@ LOG_SINCE = Query("since", {"type": "integer", "minimum": 0}, "only what comes a
 LOG_FOLLOW = Query("follow", {"type": "boolean"}, "whether a stream goes on with what comes")
 LABEL = Query("label", {"type": "array", "items": {"type": "string"}}, "NAME=VALUE; may be given several times")
 STATE = Query("state", {"type": "string", "enum": STATES}, "only sandboxes in this state")
+PAGE = {"type": "integer", "minimum": 1, "maximum": MAX_SANDBOXES_PER_PAGE, "default": SANDBOXES_PER_PAGE}
+LIMIT = Query("limit", PAGE, "so many at most; if there are more, the answer says where to go on")
+AFTER = Query("after", {"type": "string"}, "only ids after this one; what an answer has as `next`")
+USAGE = Query("usage", {"type": "boolean"}, "also what each uses, which takes a moment")
 
 BOOLEAN = {"type": "boolean"}
 PATH = (
@@ -80,6 +89,10 @@ FOLLOW = Query("follow", BOOLEAN, "what a link points to, not the link; true if 
 MODE = Query("mode", {"type": "string", "pattern": "^0?[0-7]{1,4}$"}, "octal, such as 0644")
 SYNC = Query("sync", BOOLEAN, "answer when it is on disk")
 EXCLUSIVE = Query("exclusive", BOOLEAN, "fail if it is there already")
+BOUND = {"type": "string", "pattern": "^[0-9]+$|^none$"}
+MAX_BYTES = Query("max_bytes", BOUND, f"how much content there may be; {transfer_bounds.MAX_BYTES} if not given")
+MAX_ENTRIES = Query("max_entries", BOUND, f"how many entries; {transfer_bounds.MAX_ENTRIES} if not given")
+MAX_DEPTH = Query("max_depth", BOUND, f"how many directories deep; {transfer_bounds.MAX_DEPTH} if not given")
 PATTERNS = {"type": "array", "items": {"type": "string"}}
 INCLUDE = Query("include", PATTERNS, "only names or paths like this shell pattern; may be given several times")
 EXCLUDE = Query("exclude", PATTERNS, "no names or paths like this shell pattern; may be given several times")
@@ -110,7 +123,7 @@ FILE_ROUTES = (
         endpoint=files.get_content,
         summary="A file's bytes, or with a Range header some of them",
         tag="files",
-        queries=PATH,
+        queries=(*PATH, MAX_BYTES),
         answers={200: bytes, 206: bytes},
         answer_type=BINARY,
     ),
@@ -176,7 +189,7 @@ FILE_ROUTES = (
         endpoint=files.get_archive,
         summary="A directory as a tar archive, with names from within it",
         tag="files",
-        queries=PATH,
+        queries=(*PATH, MAX_BYTES, MAX_ENTRIES, MAX_DEPTH),
         answers={200: bytes},
         answer_type=files.TAR,
     ),
@@ -203,6 +216,34 @@ FILE_ROUTES = (
     ),
 )
 
+LOST_ROUTES = (
+    ApiRoute(
+        method="GET",
+        path="/v1/lost",
+        endpoint=lost.list_lost,
+        summary="Disks of no sandbox that were set aside, and why",
+        tag="lost",
+        answers={200: LostList},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/lost/{name}/adopt",
+        endpoint=lost.post_adopt,
+        summary="Make one a sandbox again; it is stopped until it is used",
+        tag="lost",
+        body=AdoptRequest,
+        answers={201: SandboxInfo},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path="/v1/lost/{name}",
+        endpoint=lost.delete_lost,
+        summary="Remove one for good",
+        tag="lost",
+        answers={204: None},
+    ),
+)
+
 ROUTES = (
     ApiRoute(
         method="GET",
@@ -212,13 +253,14 @@ ROUTES = (
         tag="server",
         answers={200: ServerInfo},
     ),
+    *LOST_ROUTES,
     ApiRoute(
         method="GET",
         path="/v1/sandboxes",
         endpoint=sandboxes.list_sandboxes,
-        summary="All sandboxes, or those with some labels or in some state",
+        summary="Sandboxes by id, all or those with some labels or in some state; a page of them",
         tag="sandboxes",
-        queries=(LABEL, STATE),
+        queries=(LABEL, STATE, LIMIT, AFTER, USAGE),
         answers={200: SandboxList},
     ),
     ApiRoute(

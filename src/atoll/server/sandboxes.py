@@ -9,16 +9,19 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 
+from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.sandboxes import (
+    MAX_SANDBOXES_PER_PAGE,
+    SANDBOXES_PER_PAGE,
     EventList,
     SandboxEvent,
-    SandboxList,
     SandboxOptions,
+    SandboxQuery,
     SandboxState,
     SleepRequest,
     UpkeepChanges,
 )
-from atoll.server.bodies import read_json, read_number, wants
+from atoll.server.bodies import read_flag, read_json, read_number, wants
 from atoll.server.problems import bad_request, json_response
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.roster import Roster
@@ -41,8 +44,21 @@ def caller_of(request: HTTPConnection) -> Caller:
 
 
 async def list_sandboxes(request: Request) -> Response:
-    found = await roster_of(request).list(_labels_asked_for(request), _state_asked_for(request))
-    return json_response(SandboxList(sandboxes=found))
+    query = SandboxQuery(
+        labels=_labels_asked_for(request),
+        state=_state_asked_for(request),
+        limit=_limit_asked_for(request),
+        after=parse_sandbox_id(after) if (after := request.query_params.get("after")) is not None else "",
+    )
+    return json_response(await roster_of(request).list(query, with_use=read_flag(request, "usage")))
+
+
+def _limit_asked_for(request: Request) -> int:
+    limit = read_number(request, "limit", SANDBOXES_PER_PAGE)
+    if not 1 <= limit <= MAX_SANDBOXES_PER_PAGE:
+        remedy = f"Give 1 to {MAX_SANDBOXES_PER_PAGE}; `next` in the answer, given as `after`, leads to more."
+        raise bad_request(f"limit={limit} is no number of sandboxes for one answer", remedy)
+    return limit
 
 
 def _labels_asked_for(request: Request) -> dict[str, str]:
@@ -74,7 +90,7 @@ async def put_sandbox(request: Request) -> Response:
 
 
 async def get_sandbox(request: Request) -> Response:
-    return json_response(await actor_of(request).info())
+    return json_response(await actor_of(request).info_with_use())
 
 
 async def delete_sandbox(request: Request) -> Response:

@@ -8,6 +8,7 @@ import msgspec
 
 SOCKET = "server.sock"
 IDLE_EXIT_SECONDS = 60.0
+KEEP_LOST_SECONDS = 30 * 86400.0  # of disks that were set aside, and nobody asked for
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     idle_exit: float = IDLE_EXIT_SECONDS
     allowed_hosts: tuple[str, ...] = ()
     disk_overcommit: float | None = None  # how often the pool may be promised; None: as often as what is in use allows
+    keep_lost: float = KEEP_LOST_SECONDS
 
     @property
     def socket(self) -> Path:

@@ -48,8 +48,9 @@ from atoll.server.bodies import read_json
 from atoll.server.connections import departure_of
 from atoll.server.problems import bad_request, json_response, status_of
 from atoll.server.sandboxes import actor_of, caller_of
+from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import decode
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_link import AgentLink
 
 PATH = "/v1/sandboxes/{id}/terminals/{terminal_id}"
 PROTOCOL = "atoll.terminal"

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import SandboxId
+from atoll.storage.epitaphs import Epitaphs
+from atoll.storage.lost import LostDisks
 
 
 class Storage(Protocol):
@@ -15,8 +17,43 @@ class Storage(Protocol):
     enforces_limits: bool
     removes_at_once: bool  # or it takes as long as there are files, and needs a thread
 
-    def create(self, sandbox: SandboxId, size: int) -> Path:
-        """A new, empty disk."""
+    lost: LostDisks
+    epitaphs: Epitaphs
+
+    def create(self, sandbox: SandboxId, size: int, record: bytes = b"") -> Path:
+        """A new, empty disk, which carries `record`: where the disk is after a power failure, the record is as well."""
+        ...
+
+    def record(self, sandbox: str) -> bytes | None:
+        """What the disk carries, to be read without knowing anything of its sandbox."""
+        ...
+
+    def replace_record(self, sandbox: SandboxId, record: bytes) -> None:
+        """Like all that is written, it may be the older one after a power failure; see `is_covered`."""
+        ...
+
+    def is_covered(self, sandbox: SandboxId) -> bool:
+        """Whether any sync of a file on the disk takes along what it carries."""
+        ...
+
+    def cover(self, sandbox: SandboxId) -> None:
+        """See to it that whatever is synced on it from here on, what it carries is as well. May take a moment."""
+        ...
+
+    def is_empty(self, sandbox: SandboxId) -> bool:
+        """Whether nothing was ever written to the disk, not even by those who start a sandbox on it."""
+        ...
+
+    def set_aside(self, sandbox: SandboxId, note: bytes) -> str:
+        """Keep the disk, as that of no sandbox; returns what it is called among those that are lost."""
+        ...
+
+    def take_back(self, name: str, sandbox: SandboxId, record: bytes) -> None:
+        """Make one that was set aside the disk of a sandbox, which must have none."""
+        ...
+
+    def remove_lost(self, name: str) -> None:
+        """One that was set aside, with everything on it."""
         ...
 
     def find(self, sandbox: SandboxId) -> Path:

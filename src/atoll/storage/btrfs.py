@@ -22,9 +22,11 @@ _RESIZE = _request(_WRITE, 3, 4096)
 _SUBVOLUME_CREATE = _request(_WRITE, 14, 4096)
 _SUBVOLUME_DESTROY = _request(_WRITE, 15, 4096)
 _INODE_LOOKUP = _request(_READ | _WRITE, 18, 4096)
-_START_SYNC = 0x8008_9418
+_START_COMMIT = _request(_READ, 24, 8)
 _QUOTA_CONTROL = _request(_READ | _WRITE, 40, 16)
 _QGROUP_LIMIT = _request(_READ, 43, 48)
+_SUBVOLUME_INFO = _request(_READ, 60, 504)
+_CHANGED_AND_MADE = struct.Struct("344xQQ")  # in the answer: the transactions of its last change and of its making
 _TRIM = 0xC018_5879  # every file system's, not btrfs's own
 
 
@@ -66,9 +68,17 @@ def shrink(root: int, size: int) -> None:
     fcntl.ioctl(root, _RESIZE, _named(str(size)))
 
 
-def begin_commit(root: int) -> None:
-    """Have what was done so far be written, and removed subvolumes be freed, soon and not in half a minute."""
-    fcntl.ioctl(root, _START_SYNC)
+def is_in_one_transaction(subvolume: int) -> bool:
+    """Whether its making and its latest change are committed together, and by any sync of a file in it."""
+    answer = bytearray(504)
+    fcntl.ioctl(subvolume, _SUBVOLUME_INFO, answer)
+    changed, made = _CHANGED_AND_MADE.unpack_from(answer)
+    return bool(changed == made)
+
+
+def start_commit(root: int) -> None:
+    """Of all that was done until now. What is synced later is on the platter no earlier."""
+    fcntl.ioctl(root, _START_COMMIT, bytearray(8))
 
 
 def trim(root: int) -> None:

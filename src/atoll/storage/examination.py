@@ -16,6 +16,7 @@ from pathlib import Path
 
 from atoll.protocol.findings import Answer, Area, Check, format_size, missing, ok, warning
 from atoll.protocol.ids import SandboxId
+from atoll.storage.lost import NAMES, SHOWN, is_lost_name
 from atoll.storage.pool import MIN_POOL, PROGRAMS, PoolStorage, can_have_pool, find_device, machine_lock
 from atoll.storage.superblock import OFFSET, SIZE, find_damage
 
@@ -40,6 +41,7 @@ def checks(state: Path) -> list[Check]:
         Check(Area.DISKS, "loop devices", check_loop_devices),
         Check(Area.DISKS, "disk quotas", partial(check_quotas, ground), needs_root=True),
         Check(Area.DISKS, "pool", partial(check_pool, state), needs_root=True),
+        Check(Area.DISKS, "lost disks", partial(check_lost, state), needs_root=True),
     ]
 
 
@@ -227,6 +229,20 @@ def check_pool(state: Path) -> Answer:
             f"{file} is attached as {device}, and not mounted", f"Give it back: `losetup --detach {device}`."
         )
     return ok(f"{file}, {format_size(file.stat().st_size)}, not in use")
+
+
+def check_lost(state: Path) -> Answer:
+    try:
+        names = [name for name in (state / NAMES).read_text().split() if is_lost_name(name)]
+    except FileNotFoundError:
+        names = []
+    if not names:
+        return ok("none")
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if names[SHOWN:] else "")
+    return warning(
+        f"{len(names)} set aside, as they are no sandbox's: {shown}",
+        "`atoll ls --lost` says why; `atoll adopt NAME` makes one a sandbox again, `atoll rm --lost NAME` removes it.",
+    )
 
 
 def _check_mounted(file: Path, disks: Path) -> Answer:

@@ -294,7 +294,7 @@ class Headroom:
         self._given = self._given and backing.taken(self._file)
 
     def _commit(self) -> None:
-        btrfs.begin_commit(self._ground.root)
+        btrfs.start_commit(self._ground.root)
         # If there is nothing to commit, the thread that frees removed subvolumes sleeps on; a label wakes it.
         label = self._ground.directory / "label"
         label.write_text(label.read_text().strip())

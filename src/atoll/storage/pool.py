@@ -7,8 +7,10 @@ Rules:
    at 1 every byte of every disk is certain.
 3. Programs that change devices, mounts or the pool's file inherit the lock: when we are killed, they go on without us,
    and whoever comes next waits for them.
-4. The file has no hole where the file system may write (`backing`), and grows as it fills (`headroom`).
-5. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
+4. A disk, its quota and the record that it carries are committed together. The first sync inside of a disk that was not
+   committed yet commits all of it, so whatever of a disk is on the platter, its record is as well.
+5. The file has no hole where the file system may write (`backing`), and grows as it fills (`headroom`).
+6. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ from pathlib import Path
 
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId
-from atoll.storage import admission, backing, btrfs, failures, growth
+from atoll.storage import admission, attributes, backing, btrfs, failures, growth
 from atoll.storage.base import Storage
-from atoll.storage.directory import DirectoryStorage, already_exists, existing
+from atoll.storage.directory import RECORD, DirectoryStorage, already_exists, existing
+from atoll.storage.epitaphs import Epitaphs
 from atoll.storage.headroom import Ground, Headroom
+from atoll.storage.lost import DIRECTORY as LOST
+from atoll.storage.lost import LostDisks
 from atoll.storage.quotas import Quotas
 
 LOCK = Path("/run/atoll-machine/pools")  # the machine's, as loop devices are
@@ -39,6 +44,7 @@ SHARE_OF_FREE_SPACE = 0.8
 WORTH_TRIMMING = 64 * 2**20
 WORTH_FREEING = 2**20
 ATTACH_ATTEMPTS = 20
+CREATE_ATTEMPTS = 5  # a commit between two calls to the kernel is rare, and five of them in a row are not to be
 MIN_POOL = 256 * 2**20  # what mkfs.btrfs wants, and a little more
 
 
@@ -71,12 +77,15 @@ class PoolStorage:
         with machine_lock() as lock:
             self._open_pool(size, lock)
 
-    def create(self, sandbox: SandboxId, size: int) -> Path:
+    def create(self, sandbox: SandboxId, size: int, record: bytes = b"") -> Path:
         self._admit(size)
         disk = self._mount / sandbox
         try:
-            btrfs.create_subvolume(self._root, sandbox)
-            self._set_up(disk, size)
+            for attempts_left in reversed(range(CREATE_ATTEMPTS)):
+                btrfs.create_subvolume(self._root, sandbox)
+                if self._set_up(disk, size, record) or not attempts_left:
+                    break
+                btrfs.destroy_subvolume(self._root, sandbox)
         except FileExistsError as cause:
             raise already_exists(sandbox) from cause
         except OSError as cause:
@@ -87,6 +96,48 @@ class PoolStorage:
 
     def find(self, sandbox: SandboxId) -> Path:
         return existing(self._mount / sandbox)
+
+    def record(self, sandbox: str) -> bytes | None:
+        return attributes.read(self._mount / sandbox, RECORD)
+
+    def replace_record(self, sandbox: SandboxId, record: bytes) -> None:
+        attributes.write(self._mount / sandbox, RECORD, record)
+
+    def is_covered(self, sandbox: SandboxId) -> bool:
+        try:
+            fd = os.open(self._mount / sandbox, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # there may be no descriptor for it just now, and covering it needs none
+            return False
+        try:
+            return btrfs.is_in_one_transaction(fd)
+        finally:
+            os.close(fd)
+
+    def cover(self, sandbox: SandboxId) -> None:
+        btrfs.start_commit(self._root)
+
+    def is_empty(self, sandbox: SandboxId) -> bool:
+        return not any((self._mount / sandbox).iterdir())
+
+    def set_aside(self, sandbox: SandboxId, note: bytes) -> str:
+        name = self.lost.put(sandbox, note)
+        self._quotas.rename(sandbox, lost_key(name))
+        return name
+
+    def take_back(self, name: str, sandbox: SandboxId, record: bytes) -> None:
+        attributes.write(self.lost.path(name), RECORD, record)
+        self.lost.take(name, sandbox)
+        self._quotas.rename(lost_key(name), sandbox)
+
+    def remove_lost(self, name: str) -> None:
+        directory = os.open(self.lost.path(name).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            btrfs.destroy_subvolume(directory, name)
+        except OSError as cause:
+            raise self._failure(cause) from cause
+        finally:
+            os.close(directory)
+        self._quotas.drop(lost_key(name))
 
     def _admit(self, size: int) -> None:
         refusal = admission.refusal(self._promises(), self._headroom.look(), size)
@@ -166,12 +217,16 @@ class PoolStorage:
     def _unmount(self, lock: int) -> None:
         subprocess.run(["umount", self._mount], check=False, stderr=subprocess.DEVNULL, pass_fds=[lock])
 
-    def _set_up(self, disk: Path, size: int) -> None:
+    def _set_up(self, disk: Path, size: int, record: bytes) -> bool:
+        """Whether all of this was done in one transaction."""
         fd = os.open(disk, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fchmod(fd, 0o700)
             os.setxattr(fd, SIZE_ATTRIBUTE, str(size).encode())
             self._quotas.add(disk.name, fd, size, self._headroom.first_limit(size))
+            if record:
+                attributes.write(disk, RECORD, record)
+            return btrfs.is_in_one_transaction(fd)
         finally:
             os.close(fd)
 
@@ -205,9 +260,8 @@ class PoolStorage:
         self._directory = members.parents[1]
         label = self._directory / "label"
         known = size_in(label.read_text())
-        self.size = max(
-            known or self._file.stat().st_size, size or 0
-        )  # an earlier version's file has it from the start
+        before = known or self._file.stat().st_size  # the file of an earlier version has its size from the start
+        self.size = max(before, size or 0)
         self._quotas = Quotas(self._root, self._directory / "qgroups")
         is_certain = self._overcommit is not None and self._overcommit <= 1
         ground = Ground(
@@ -229,7 +283,8 @@ class PoolStorage:
         except BaseException:
             self._headroom.close()
             raise
-        for name in self.names():
+        self.lost, self.epitaphs = LostDisks(self._mount), Epitaphs(self._mount)
+        for name in (*self.names(), *map(lost_key, self.lost.names())):
             self._recall(name)
 
     def _recall(self, name: str) -> None:
@@ -329,6 +384,11 @@ def size_in(label: str) -> int:
     """0 for a pool of an earlier version."""
     name, _, size = label.strip().rpartition(" ")
     return int(size) if name == LABEL and size.isdecimal() else 0
+
+
+def lost_key(name: str) -> str:
+    """Under which the size of a disk that was set aside is known, which is promised still."""
+    return f"{LOST}/{name}"
 
 
 def read_size(disk: Path) -> int:

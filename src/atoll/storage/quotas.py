@@ -53,6 +53,11 @@ class Quotas:
         self._limits.pop(name, None)
         self._groups.pop(name, None)
 
+    def rename(self, name: str, new_name: str) -> None:
+        for known in (self._groups, self._sizes, self._limits):
+            if name in known:
+                known[new_name] = known.pop(name)
+
     def group(self, name: str) -> Path | None:
         return self._directory / f"0_{self._groups[name]}" if name in self._groups else None
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
+from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error, not_yours
 from atoll.store.reserve import reserve_room
 
 NAME = "atoll.db"
@@ -94,21 +95,34 @@ class Rows(sqlite3.Cursor):
         try:
             yield
         except sqlite3.Error as cause:
-            raise unusable(self.connection.path, cause) from cause
+            raise self.connection.unusable(cause) from cause
 
 
 class Database(sqlite3.Connection):
     """Each statement is a transaction of its own, but within `transaction`. What goes wrong is a typed error."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, timeout=BUSY_SECONDS, isolation_level=None)
+        """Of a file that is there: SQLite would make another where one was taken away."""
         self.path = path
+        self._file = _identity(path)
+        if self._file is None:
+            raise _gone(path, "no such file")
+        try:
+            super().__init__(path, timeout=BUSY_SECONDS, isolation_level=None)
+        except sqlite3.Error as cause:
+            raise self.unusable(cause) from cause
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         try:
             return super().cursor(Rows).execute(sql, parameters)
         except sqlite3.Error as cause:
-            raise unusable(self.path, cause) from cause
+            raise self.unusable(cause) from cause
+
+    def unusable(self, cause: Exception) -> AtollError:
+        """Whatever SQLite calls it: a file that is not the one that was opened is not damaged."""
+        if _identity(self.path) != self._file:
+            return _gone(self.path, cause)
+        return unusable(self.path, cause)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """Everything that a query finds, to the last row."""
@@ -138,6 +152,8 @@ def open_database(state: Path) -> Database:
             _wait_for_no_disk(connection)
             _migrate(connection)
             reserve_room(path)
+        except AtollError:  # some of which are an OSError
+            raise
         except (sqlite3.Error, OSError) as cause:
             raise unusable(path, cause) from cause
         undo.pop_all()
@@ -159,7 +175,7 @@ async def keep_log_short(database: Database, changes: int = CHANGES_IN_LOG, paus
             try:
                 await asyncio.to_thread(fold_log, database.path)
                 folded = seen
-            except AtollError as problem:
+            except (AtollError, OSError) as problem:
                 logger.warning("the log of the database could not be folded in, so this is tried again: %s", problem)
 
 
@@ -186,22 +202,76 @@ def _migrate(database: Database) -> None:
     with database.transaction():  # two that open at once take turns
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version > len(MIGRATIONS):
-            raise sqlite3.DatabaseError(f"its tables are of version {version}, which is newer than this Atoll")
+            raise _newer(database.path, version)
         for script in MIGRATIONS[version:]:
             for statement in filter(str.strip, script.split(";")):
                 database.execute(statement)
         database.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
 
 
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _gone(path: Path, cause: Exception | str) -> AtollError:
+    return error(
+        ErrorCode.STATE_DIRECTORY_UNUSABLE,
+        f"the database {path} is not there any more: it was removed, or its file system taken away ({cause})",
+        remedy="Mount the file system again where it was, or put the directory back, and start the server anew. What "
+        "is on that disk is not lost with this.",
+        path=str(path),
+    )
+
+
+def _newer(path: Path, version: int) -> AtollError:
+    return error(
+        ErrorCode.STATE_DIRECTORY_UNUSABLE,
+        f"the database {path} was made by a later version of Atoll: its tables are of version {version}, and this one "
+        f"knows {len(MIGRATIONS)}",
+        remedy="Nothing was changed. Use that version of Atoll or a later one, or another state directory.",
+        path=str(path),
+        version=version,
+        known=len(MIGRATIONS),
+    )
+
+
 def unusable(path: Path, cause: Exception) -> AtollError:
     if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
         return cannot_write(str(path), cause)
-    if getattr(cause, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+    code = getattr(cause, "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_FULL:
         return cannot_write(str(path), OSError(errno.ENOSPC, str(cause)))
+    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return cannot_write(str(path), cause)
+    if _is_denied(path, cause):
+        return not_yours(str(path))
+    if code is not None and code & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
+        return error(
+            ErrorCode.STATE_DIRECTORY_UNUSABLE,
+            f"the database {path} cannot be read or written: {cause}",
+            remedy="Its disk or file system is failing, read-only or gone: see `dmesg`. Check it, mount it again, and "
+            "start the server anew; what was on record before is not lost with this.",
+            path=str(path),
+        )
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
         f"the database {path} cannot be used: {cause}",
-        remedy="Check its directory and the free space; a damaged one can be put back from a backup of the same moment "
-        "as that of the disks. What is not on record there is removed.",
+        remedy="If its file system is failing or was taken away (see `dmesg`), mount it again and start the server "
+        "anew. A damaged one can be put back from a backup, or moved away: then sandboxes are found by what their "
+        "disks carry, and API keys and timelines begin anew.",
         path=str(path),
     )
+
+
+def _is_denied(path: Path, cause: Exception) -> bool:
+    """SQLite says only that it cannot open a file, not whose it is."""
+    if os.geteuid() == 0:
+        return False
+    if isinstance(cause, PermissionError):
+        return True
+    files = (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm"))
+    return any(file.exists() and not os.access(file, os.R_OK | os.W_OK) for file in (*files, path.parent))

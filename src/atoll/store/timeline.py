@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from contextlib import closing
+from datetime import datetime
 
 import msgspec
 
@@ -72,6 +73,11 @@ class Timeline:
         query = "SELECT event FROM events WHERE sandbox = ? ORDER BY number DESC LIMIT 1"
         found = self._database.execute(query, (sandbox,)).fetchone()
         return _decode(found[0]) if found else None
+
+    def destroyed_at(self, sandbox: SandboxId) -> datetime | None:
+        """When it was destroyed, if that is the last that is known of this id."""
+        last = self.last(sandbox)
+        return last.time if last and last.what == DESTROYED else None
 
     def since(self, sandbox: SandboxId, number: int) -> list[Entry]:
         """Those after `number`, in order."""

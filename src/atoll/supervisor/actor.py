@@ -35,8 +35,9 @@ from atoll.protocol.sandboxes import (
     check_labels,
 )
 from atoll.store.moments import since_boot
+from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED
-from atoll.supervisor.agent_link import AgentConnection, AgentLink
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.history import History
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
 ASKED_FOR = "it was asked for"
+WHEN_UNSAID = "the server that made it was killed before it could say so"
+WHEN_RESTORED = "its record was lost or old, and was made anew from its disk"
 BEDTIME_SECONDS = 1.0  # who asks for sleep waits so long for what is under way, which mostly takes less
 END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
 MAX_ATTEMPTS = 3
@@ -148,6 +151,11 @@ class SandboxActor:
         async with self.use(by), AsyncExitStack() as stack:
             yield await self.do(by, begin)
 
+    async def rest(self) -> None:
+        """Let other sandboxes have their turn, if this one has had its own: for who takes long with what it said."""
+        if self._link and self._link.turns.is_over:
+            await self._link.turns.next()
+
     async def had_ended(self, link: AgentLink, problem: AgentLostError) -> bool:
         """Whether `problem` is that the sandbox ended by itself before its agent took anything."""
         if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:
@@ -208,10 +216,19 @@ class SandboxActor:
             self._take(live)
             self._history.begin(cause="its id was used for the first time", by=by.name)
 
+    async def take_back(self, lost: str, image: str | None, by: Caller) -> None:
+        """Make a disk that was set aside this sandbox, of which there is none."""
+        async with self._change():
+            await self._machine.take_back(lost, self.name, image)
+            self._history.begin(cause=f"the disk {lost}, which was set aside, was adopted", by=by.name)
+
     async def adopt(self) -> None:
         """Take over what an earlier server left running; what ended since is stopped."""
         if self._history.is_empty or self._history.has_ended:
-            self._history.begin(cause="the server that made it was killed before it could say so", by=ATOLL.name)
+            is_restored = self.name in self._machine.findings.restored
+            self._history.begin(cause=WHEN_RESTORED if is_restored else WHEN_UNSAID, by=ATOLL.name)
+        elif self.name in self._machine.findings.restored:
+            self._note("restored", cause=WHEN_RESTORED, by=ATOLL)
         self._history.recall()
         try:
             live = await self._machine.adopt(self.name)
@@ -387,11 +404,11 @@ class SandboxActor:
         self._note("stopped", cause=cause, by=by)
         await self._let_go()
 
-    async def info(self) -> SandboxInfo:
+    async def info(self, use: Use | None = None) -> SandboxInfo:
         record, change = self._record(), self._history.last_change
         return SandboxInfo(
             id=self.name,
-            state=self._state(),
+            state=self.state,
             since=change.time if change else record.created_at,
             cause=change.cause if change else "",
             created_at=record.created_at,
@@ -404,26 +421,33 @@ class SandboxActor:
             sleep_after=record.upkeep.sleep_after,
             keep_alive=record.upkeep.keep_alive,
             stop_after=record.upkeep.stop_after,
-            use=await self._use(),
+            use=use,
         )
 
-    def _state(self) -> SandboxState:
+    async def info_with_use(self) -> SandboxInfo:
+        self._record()  # it may not be there
+        return await self.info(await self._use())
+
+    @property
+    def state(self) -> SandboxState:
         if self._live is None:
             return SandboxState.STOPPED
         return SandboxState.FROZEN if self._is_frozen else SandboxState.RUNNING
 
     async def _use(self) -> Use | None:
-        if self._live is None:
+        live = self._live
+        if live is None:
             return None
         with suppress(FileNotFoundError):  # it ends just now
-            usage = await self._machine.engine.usage(self._live)
-            return Use(
+            usage = await self._machine.engine.usage(live)
+            use = Use(
                 cpu_seconds=usage.cpu_seconds,
                 memory=usage.memory,
                 processes=usage.processes,
                 oom_kills=usage.oom_kills,
-                disk=self._machine.disk_use(self.name),
+                disk=await asyncio.to_thread(self._machine.disk_use, self.name),
             )
+            return use if live is self._live else None  # its control group may be another's by now
         return None
 
     async def set_labels(self, labels: dict[str, str], by: Caller) -> None:

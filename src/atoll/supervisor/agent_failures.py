@@ -35,6 +35,7 @@ CODES_OF_AGENTS = frozenset(
         ErrorCode.AGENT_LOST,
         ErrorCode.COMMAND_NOT_FOUND,
         ErrorCode.DIRECTORY_NOT_EMPTY,
+        ErrorCode.DOWNLOAD_TOO_LARGE,
         ErrorCode.FILESYSTEM_ERROR,
         ErrorCode.FILE_EXISTS,
         ErrorCode.FILE_NOT_FOUND,
@@ -125,6 +126,13 @@ def silent(seconds: float) -> AgentTimeoutError:
         f"the sandbox's agent did not answer within {seconds:g} seconds",
         remedy="Something may have stopped it, or left it no cpu. Ask again; if that fails too, sleep(stop=True) ends "
         "what runs in the sandbox and keeps its files, destroy() ends both.",
+    )
+
+
+def kept_waiting(seconds: float) -> AgentTimeoutError:
+    return AgentTimeoutError(
+        f"the sandbox's agent had this wait for its turn, and for {seconds:g} seconds nothing came before it any more",
+        remedy="Ask again; if that fails too, sleep(stop=True) ends what runs in the sandbox and keeps its files.",
     )
 
 

@@ -1,7 +1,7 @@
 """Everything of one state directory put together: images, disks and an engine make sandboxes.
 
-state/     lock  atoll.db  images/  pool.btrfs  disks/ID/      survives a reboot
-runtime/   agents/*.sock  nursery.log                          does not
+state/     lock  atoll.db  images/  pool.btrfs  disks/ID/  lost   survives a reboot
+runtime/   agents/*.sock  nursery.log                            does not
 
 A state directory is one machine's, from its making to its close; the next sets right what a killed one left there, as
 soon as it is entered (`async with`).
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack
 from datetime import UTC, datetime
@@ -27,12 +28,17 @@ from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
+from atoll.protocol.sandboxes import DEFAULT_IMAGE, LostSandbox
 from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
 from atoll.store.database import keep_log_short, open_database
-from atoll.supervisor.reconcile import Findings, reconcile
+from atoll.store.moments import boot_id
+from atoll.store.timeline import Timeline
+from atoll.supervisor import lost
+from atoll.supervisor.disk_records import Mark, encode
+from atoll.supervisor.reconcile import Findings, Ground, look_at_disks, reconcile
 from atoll.supervisor.record_files import take_over_files
-from atoll.supervisor.records import Records, SandboxRecord, Upkeep
+from atoll.supervisor.records import NOT_STARTED, Records, SandboxRecord, Upkeep
 from atoll.supervisor.state_lock import StateLock
 
 if TYPE_CHECKING:
@@ -45,6 +51,7 @@ if TYPE_CHECKING:
 DEFAULT_STATE = Path("/var/lib/atoll")
 DEFAULT_RUNTIME = Path("/run/atoll")
 DEFAULT_UPKEEP = Upkeep()
+LOST_LOOK_SECONDS = 3600.0
 ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -52,6 +59,19 @@ ENV = {
     "LANG": "C.UTF-8",
     "TZ": "UTC",
 }
+
+
+def told_inside(limits: Limits) -> dict[str, str]:
+    """Variables by which a sandbox knows its limits: `df` shows the pool that all disks are in, `nproc` every cpu."""
+    return {
+        "ATOLL_CPUS": f"{limits.cpus:g}",
+        "ATOLL_MEMORY": str(limits.memory),
+        "ATOLL_DISK": str(limits.disk),
+        "ATOLL_PIDS": str(limits.pids),
+    }
+
+
+logger = logging.getLogger("atoll.supervisor")
 
 
 class Machine:
@@ -66,6 +86,7 @@ class Machine:
         engine: Engine | None = None,
         storage: Storage | None = None,
         disk_overcommit: float | None = None,
+        keep_lost: float = lost.KEEP_SECONDS,
     ) -> None:
         state, runtime = state.absolute(), runtime.absolute()
         if engine is None:
@@ -79,20 +100,26 @@ class Machine:
             self.database = open_database(state)
             undo.callback(self.database.close)
             take_over_files(state, self.database)
-            self._records = Records(self.database, has_disks=bool(self.storage.names()))
+            unrecorded = [disk for disk in look_at_disks(self.storage) if not disk.kept and not disk.is_empty]
+            self._records = Records(self.database, has_unrecorded=bool(unrecorded))
             self.engine: Engine = engine or NativeEngine(state, runtime)
             undo.pop_all()
         self.findings = Findings()
         self._removing = asyncio.Lock()
-        self._log_keeper: asyncio.Task[None] | None = None
+        self._state, self._keep_lost = state, keep_lost
+        self._keepers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Machine:
         """Set right what an earlier machine left here; `findings` then says what that was."""
         try:
-            self.findings = await reconcile(self._records, self.storage, self.engine)
-            if not self.findings.damaged:  # what is damaged may be on any state of an image
-                self.images.forget({record.image_state for record in self.records()})
-            self._log_keeper = asyncio.create_task(keep_log_short(self.database), name="keep the log short")
+            self.findings = await reconcile(self._records, self.storage, self.engine, self._ground())
+            tell(self.findings)
+            lost.tell_names(self.storage, self._state)
+            self._forget_images()
+            self._keepers = [
+                asyncio.create_task(keep_log_short(self.database), name="keep the log short"),
+                asyncio.create_task(self._remove_expired(), name="remove lost disks after a long time"),
+            ]
         except BaseException:
             await self.close()
             raise
@@ -108,9 +135,37 @@ class Machine:
             rest.callback(self.database.close)
             rest.callback(self.storage.close)
             rest.push_async_callback(self.engine.close)
-            if self._log_keeper:
-                self._log_keeper.cancel()
-                await asyncio.gather(self._log_keeper, return_exceptions=True)
+            for keeper in self._keepers:
+                keeper.cancel()
+            await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    def _ground(self) -> Ground:
+        return Ground(
+            boot_id=boot_id(),
+            destroyed_at=Timeline(self.database).destroyed_at,
+            was_removed=lambda record: self.storage.epitaphs.has(record.identity),
+        )
+
+    def _forget_images(self) -> None:
+        """Old states of images on which nothing is. What is damaged may be on any."""
+        aside = [lost.record_of(self.storage, name) for name in self.storage.lost.names()]
+        if not self.findings.damaged and None not in aside:
+            known = [*self.records(), *filter(None, aside)]
+            self.images.forget({record.image_state for record in known})
+
+    async def _remove_expired(self) -> None:
+        while True:
+            if self.storage.lost.names():
+                await to_the_end(self._look_at_lost())
+            await asyncio.sleep(LOST_LOOK_SECONDS)
+
+    async def _look_at_lost(self) -> None:
+        removed, problems = await asyncio.to_thread(lost.remove_expired, self.storage, self._keep_lost)
+        lost.tell_names(self.storage, self._state)
+        for name in removed:
+            logger.warning("the disk %s, which was set aside and nobody asked for, is removed", name)
+        for problem in problems:
+            logger.warning("cannot be looked at or removed, so this is tried again: %s", problem)
 
     async def create(
         self,
@@ -129,24 +184,25 @@ class Machine:
         rootfs = self.images.known(image)
         if rootfs is None:
             rootfs = await self._resolve(image)
-        disk = self.storage.create(name, accepted.disk)
+        record = SandboxRecord(
+            id=name,
+            image=rootfs.image,
+            image_state=rootfs.state,
+            limits=accepted,
+            created_at=datetime.now(UTC),
+            process=NOT_STARTED,
+            uid_base=0,
+            agent_socket="",
+            env=dict(env or {}),
+            upkeep=upkeep,
+        )
+        disk = self.storage.create(name, accepted.disk, encode(record, Mark.MAKING, boot_id()))
         try:
-            spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=ENV | rootfs.env | (env or {}))
+            variables = ENV | told_inside(accepted) | rootfs.env | (env or {})
+            spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=variables)
             sandbox = await self._launch(spec)
-            record = SandboxRecord(
-                id=name,
-                image=rootfs.image,
-                image_state=rootfs.state,
-                limits=accepted,
-                created_at=datetime.now(UTC),
-                process=sandbox.process,
-                uid_base=sandbox.uid_base,
-                agent_socket=str(sandbox.agent_socket),
-                env=dict(env or {}),
-                upkeep=upkeep,
-            )
             try:
-                await self._put_on_record(sandbox, record)
+                await self._put_on_record(sandbox, started(record, sandbox))
             except BaseException:
                 await self.engine.stop(sandbox)
                 raise
@@ -161,22 +217,18 @@ class Machine:
         if running := await self.engine.adopt(record.to_live()):
             await self.engine.stop(running)  # whoever lost sight of it: two on one disk would ruin it
         rootfs = self.images.recall(record.image, record.image_state)
+        variables = ENV | told_inside(record.limits) | rootfs.env | record.env
         spec = SandboxSpec(
             id=record.id,
             rootfs=rootfs,
             disk=self.storage.find(record.id),
             limits=record.limits,
-            env={name: value for name, value in (ENV | rootfs.env | record.env).items() if value is not None},
+            env={name: value for name, value in variables.items() if value is not None},
         )
         sandbox = await self._launch(spec)
         try:
             # If we are killed before it is told to live on, it ends with us: then this record is of one that has ended.
-            self.update(
-                record,
-                process=sandbox.process,
-                uid_base=sandbox.uid_base,
-                agent_socket=str(sandbox.agent_socket),
-            )
+            self._replace(started(record, sandbox))
             await self.engine.keep(sandbox)
         except BaseException:
             await self.engine.stop(sandbox)
@@ -185,7 +237,7 @@ class Machine:
 
     def default_env(self, record: SandboxRecord) -> dict[str, str]:
         """What it has without being told."""
-        return ENV | self.images.recall(record.image, record.image_state).env
+        return ENV | told_inside(record.limits) | self.images.recall(record.image, record.image_state).env
 
     def disk_use(self, sandbox_id: SandboxId) -> int | None:
         """Bytes; None if nobody counts them, as it would take a look at every file."""
@@ -219,6 +271,8 @@ class Machine:
         await self.engine.stop(sandbox)
         async with self._removing:
             if self._owner(sandbox.id) == sandbox.process:  # still: others may have been quicker, and made a new one
+                if record := self._records.find_to_remove(sandbox.id):
+                    self.storage.epitaphs.add(record.identity)
                 await self._remove_disk(sandbox.id)
                 self._records.forget(sandbox.id)
 
@@ -247,7 +301,59 @@ class Machine:
         return self._records.find(sandbox_id)
 
     def update(self, record: SandboxRecord, **changes: Any) -> None:
-        self._records.replace(msgspec.structs.replace(record, **changes))
+        self._replace(msgspec.structs.replace(record, **changes))
+
+    def lost(self) -> list[LostSandbox]:
+        """Disks that were set aside, and may be had again."""
+        return lost.list_lost(self.storage)
+
+    def id_of_lost(self, name: str) -> SandboxId:
+        """Of which sandbox a lost disk says it was; else what it is called by."""
+        found = lost.record_of(self.storage, name)
+        return found.id if found else parse_sandbox_id(name.partition(".")[0])
+
+    async def take_back(self, name: str, sandbox_id: SandboxId, image: str | None = None) -> SandboxRecord:
+        """Make a lost disk a sandbox again, which is not started.
+
+        The disk says that it was created before it is back: a kill right after that leaves one that is restored.
+        """
+        if self._records.is_taken(sandbox_id):
+            raise already_exists(sandbox_id)
+        found = lost.record_of(self.storage, name)
+        record = found or await self._record_of_unknown(sandbox_id, image or DEFAULT_IMAGE)
+        made_at = datetime.now(UTC)  # of what it is from now on: whatever is known of one that was destroyed is not its
+        record = msgspec.structs.replace(record, id=sandbox_id, process=NOT_STARTED, created_at=made_at)
+        self.storage.take_back(name, sandbox_id, encode(record, Mark.CREATED, boot_id()))
+        self._records.restore(record)
+        lost.tell_names(self.storage, self._state)
+        return record
+
+    async def _record_of_unknown(self, sandbox_id: SandboxId, image: str) -> SandboxRecord:
+        """For a disk that says nothing of its sandbox."""
+        rootfs = await asyncio.to_thread(self.images.resolve, image)
+        return SandboxRecord(
+            id=sandbox_id,
+            image=rootfs.image,
+            image_state=rootfs.state,
+            limits=Limits(),
+            created_at=datetime.now(UTC),
+            process=NOT_STARTED,
+            uid_base=0,
+            agent_socket="",
+        )
+
+    async def remove_lost(self, name: str) -> None:
+        """A disk that was set aside, for good."""
+        await to_the_end(asyncio.to_thread(self.storage.remove_lost, name))
+        lost.tell_names(self.storage, self._state)
+
+    def _replace(self, record: SandboxRecord) -> None:
+        record = msgspec.structs.replace(record, revision=record.revision + 1)
+        self._records.replace(record)
+        try:
+            self.storage.replace_record(record.id, encode(record, Mark.CREATED, boot_id()))
+        except OSError as problem:  # it may be full; the row counts, and the next to open tries again
+            logger.warning("the disk of sandbox %s carries an older record than the database: %s", record.id, problem)
 
     async def _resolve(self, image: str) -> Rootfs:
         """An image that is used for the first time, of which something is kept."""
@@ -265,13 +371,16 @@ class Machine:
             raise self.storage.explain(problem, spec.id) from problem
 
     async def _put_on_record(self, sandbox: LiveSandbox, record: SandboxRecord) -> None:
-        """A kill before the end of this undoes the creation, one after it changes nothing.
+        """A kill before the disk says `created` undoes the creation, one after it changes nothing.
 
         Two transactions, since between them the sandbox is told to live on. One before that would, if we are killed in
         between, leave one reported as created that ends with us; one after it, one that lives and that nobody knows.
         """
         self._records.begin(record)
         await self.engine.keep(sandbox)
+        self.storage.replace_record(record.id, encode(record, Mark.CREATED, boot_id()))
+        if not self.storage.is_covered(record.id):  # rare: it was committed since it was made
+            await asyncio.to_thread(self.storage.cover, record.id)
         self._records.commit(sandbox.id)
 
     def _forget(self, sandbox_id: SandboxId) -> None:
@@ -288,6 +397,22 @@ class Machine:
     def _owner(self, sandbox_id: SandboxId) -> ProcessIdentity | None:
         record = self._records.find_to_remove(sandbox_id)
         return record.process if record else None
+
+
+def started(record: SandboxRecord, sandbox: LiveSandbox) -> SandboxRecord:
+    return msgspec.structs.replace(
+        record, process=sandbox.process, uid_base=sandbox.uid_base, agent_socket=str(sandbox.agent_socket)
+    )
+
+
+def tell(findings: Findings) -> None:
+    """Whoever runs a server: what was found that nobody asked for."""
+    for name in findings.restored:
+        logger.warning("the record of sandbox %s was lost or old, and is made anew from what its disk carries", name)
+    for disk in findings.set_aside:
+        logger.warning("the disk %s is no sandbox's and is set aside; `atoll ls --lost` says why", disk)
+    for problem in findings.problems:
+        logger.warning("could not be set right, so the next start tries again: %s", problem)
 
 
 async def to_the_end(work: Coroutine[None, None, None]) -> None:

@@ -5,7 +5,8 @@
     removing    asked to be removed: whoever finds it finishes that
 
 A transaction takes a row from one stage to the next, so that a kill at any moment leaves one or the other. Nothing
-waits for the disk: a power failure may take the last half minute, as it does of the sandboxes' own files.
+waits for the disk: a power failure may take the last half minute of the rows. The disks carry their records as well
+(`disk_records.py`), so that a row which is lost while its disk is not is made anew.
 
 Whoever opens the records holds the state directory, and is the only one to write them. So they are read once, and then
 known: asking costs no query.
@@ -41,7 +42,8 @@ class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a sandbox. `image_state` says on which contents of the image it was made.
 
-    A variable in `env` that is None was taken away: it hides one that every sandbox has.
+    A variable in `env` that is None was taken away: it hides one that every sandbox has. `revision` counts the changes:
+    of two records of a sandbox, which `created_at` tells from others of its id, the higher one is the later.
     """
 
     id: SandboxId
@@ -54,6 +56,12 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     agent_socket: str
     env: dict[str, str | None] = {}
     upkeep: Upkeep = Upkeep()
+    revision: int = 0
+
+    @property
+    def identity(self) -> str:
+        """What tells it from every other sandbox, also of its id."""
+        return f"{self.id} {self.created_at.timestamp()}"
 
     def to_live(self) -> LiveSandbox:
         """The sandbox as an engine may adopt it."""
@@ -64,6 +72,9 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
             agent_socket=Path(self.agent_socket),
             pidfd=None,
         )
+
+
+NOT_STARTED = ProcessIdentity(pid=0, start_time=0, boot_id="")
 
 
 class Stage(StrEnum):
@@ -88,12 +99,14 @@ _decoder = msgspec.json.Decoder(SandboxRecord)
 
 
 class Records:
-    """The records of one state directory. Disks without a single record are not taken for leftovers."""
+    """The records of one state directory. `has_unrecorded` says whether there are disks that carry no record: without
+    a single row beside them they are not taken for leftovers.
+    """
 
-    def __init__(self, database: Database, *, has_disks: bool) -> None:
+    def __init__(self, database: Database, *, has_unrecorded: bool) -> None:
         self._database = database
         check_table(database)
-        if has_disks and not database.rows("SELECT * FROM custody"):
+        if has_unrecorded and not database.rows("SELECT * FROM custody"):
             raise _lost(database.path)
         take_custody(database)
         found = (_read_row(*values) for values in database.rows("SELECT id, stage, record FROM sandboxes"))
@@ -113,6 +126,13 @@ class Records:
         """What is kept of a sandbox that was created, anew."""
         self._database.execute("UPDATE sandboxes SET record = ? WHERE id = ?", (_encode(record), record.id))
         self._rows[record.id] = msgspec.structs.replace(self._rows[record.id], record=record)
+
+    def restore(self, record: SandboxRecord) -> None:
+        """What the disk of a sandbox carries takes the place of a row that is lost, older or damaged."""
+        self._database.execute(
+            "INSERT OR REPLACE INTO sandboxes VALUES (?, 'created', ?)", (record.id, _encode(record))
+        )
+        self._rows[record.id] = Row(id=record.id, stage=Stage.CREATED, record=record)
 
     def begin_removal(self, sandbox: SandboxId) -> None:
         """From here on it is to be removed, by whoever comes next if not by us."""
@@ -166,13 +186,13 @@ class Records:
 
 
 def take_custody(database: Database) -> None:
-    """From here on a disk that is not on record in this database is one that nobody reported."""
+    """From here on a disk that carries no record, and has none in this database, is one that nobody reported."""
     values = (datetime.now(UTC).isoformat(),)
     database.execute("INSERT INTO custody SELECT ? WHERE NOT EXISTS (SELECT * FROM custody)", values)
 
 
 def check_table(database: Database) -> None:
-    """A damaged table may seem to lack rows, and a disk without one is removed: so every page of it is looked at."""
+    """A damaged table may seem to lack rows, and a disk without one is no sandbox's: so every page is looked at."""
     said = [str(line) for (line,) in database.rows("PRAGMA quick_check(sandboxes)")]
     if said != ["ok"]:
         raise unusable(database.path, ValueError("; ".join(said)[:200]))
@@ -217,7 +237,7 @@ def _damaged(row: Row, path: Path) -> AtollError:
 def _lost(path: Path) -> AtollError:
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
-        f"there are disks of sandboxes, and no records of them in {path}",
+        f"there are disks of sandboxes that carry no record, and no records of them in {path}",
         remedy="Put the database back; or, to begin without those sandboxes, move their disks away: the file "
         "pool.btrfs, or what is in the directory disks where there is none.",
         path=str(path),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from atoll.protocol.errors import AtollError, NotFoundError
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
-from atoll.protocol.sandboxes import SandboxInfo, SandboxState
-from atoll.supervisor.actor import SandboxActor
+from atoll.protocol.sandboxes import AdoptRequest, LostSandbox, SandboxInfo, SandboxList, SandboxQuery
+from atoll.supervisor.actor import Caller, SandboxActor
 
 if TYPE_CHECKING:
     from atoll.store.timeline import Timeline
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 IDLE_CHECK_SECONDS = 1.0
 AGENT_CHECK_SECONDS = 15.0
 MANY_ACTORS = 64
+LOOKS_PER_TURN, INFOS_PER_TURN = 500, 25  # of a list, before others have theirs: a quarter of a millisecond
 
 logger = logging.getLogger("atoll.supervisor")
 
@@ -76,13 +77,35 @@ class Roster:
     def is_needed(self) -> bool:
         return any(actor.is_awake or actor.is_in_use or actor.is_to_be_stopped for actor in self._actors.values())
 
-    async def list(self, labels: dict[str, str], state: SandboxState | None) -> list[SandboxInfo]:
-        wanted = [record.id for record in self._machine.records() if labels.items() <= record.upkeep.labels.items()]
-        found = []
-        for name in wanted:
+    async def list_lost(self) -> list[LostSandbox]:
+        return await asyncio.to_thread(self._machine.lost)
+
+    async def adopt_lost(self, name: str, asked: AdoptRequest, by: Caller) -> SandboxInfo:
+        actor = self.actor(asked.id or self._machine.id_of_lost(name))
+        await actor.take_back(name, asked.image, by)
+        return await actor.info()
+
+    async def remove_lost(self, name: str) -> None:
+        await self._machine.remove_lost(name)
+
+    async def list(self, query: SandboxQuery, *, with_use: bool = False) -> SandboxList:
+        """One page. Nobody waits for it: after every few sandboxes it is everybody else's turn."""
+        found: list[SandboxInfo] = []
+        for number, record in enumerate(self._machine.records()):
+            if number % LOOKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if record.id <= query.after or not query.labels.items() <= record.upkeep.labels.items():
+                continue
+            if query.state not in (None, self.actor(record.id).state):
+                continue
+            if len(found) == query.limit:
+                return SandboxList(sandboxes=found, next=found[-1].id)
             with suppress(NotFoundError):  # destroyed while we look
-                found.append(await self.actor(name).info())
-        return [info for info in found if state is None or info.state is state]
+                actor = self.actor(record.id)
+                found.append(await (actor.info_with_use() if with_use else actor.info()))
+                if len(found) % INFOS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+        return SandboxList(sandboxes=found)
 
     async def _put_idle_ones_to_sleep(self) -> None:
         while True:

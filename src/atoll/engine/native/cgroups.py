@@ -10,6 +10,10 @@ Rules:
    joins (`favordynmods`): then 0.1.
 2. The cpu quota comes last, when the agent is ready, so that it is not throttled before it can answer.
 3. Memory without swap: a limit that swaps is a limit on somebody else's disk.
+4. Commands have a group below, and the limit of memory is that group's. The agent is beside it and has a share of its
+   own: the kernel, which kills to make room in the group that is full, never finds PID 1 there.
+5. Version 2 counts what waits in sockets as memory. Version 1 counts it apart, and only in groups that have a limit for
+   it; TCP and UDP both come under that one. Beyond it a connection still gets what it needs to go on: up to 70 KB.
 """
 
 from __future__ import annotations
@@ -18,17 +22,23 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
 
 import msgspec
 
+from atoll.agent import command_group
 from atoll.engine.base import Usage
 from atoll.engine.native.syscalls import NewFilesystem, watch_files
 
 PARENT = "atoll"
+AGENT, COMMANDS = "agent", "commands"  # below a sandbox's group
+COMMAND_DESCRIPTORS = 3
+MEMORY_OF_AGENT = 64 * 2**20  # on top of the commands': an idle one takes 3 MB, its buffers are bounded
 CPU_PERIOD_US = 100_000
 MIN_CPU_QUOTA_US = 1_000  # the kernel's own bound
+SHARE_OF_SOCKETS, LEAST_FOR_SOCKETS = 4, 8 * 2**20  # a quarter of the memory, on top of it; one fast connection takes 6
 FREEZE_ATTEMPTS, FREEZE_PAUSE_SECONDS = 4_000, 0.0005
 
 V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct", "freezer")
@@ -46,6 +56,8 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 class Cgroups(Protocol):
     """What both versions can do with the group of a name."""
 
+    freezing: command_group.Freezing
+
     def expect_joins(self) -> None:
         """Have the kernel make them quick, for as long as this process lives."""
         ...
@@ -59,6 +71,10 @@ class Cgroups(Protocol):
         """Descriptors to which a child writes "0" to join, where clone3 cannot."""
         ...
 
+    def open_commands(self, name: str) -> list[int]:
+        """Descriptors with which an agent puts commands into their group, and lets it stand still."""
+        ...
+
     def set_limits(self, name: str, resources: Resources) -> None: ...
     def set_cpus(self, name: str, cpus: float) -> None: ...
     def freeze(self, name: str) -> None:
@@ -68,6 +84,10 @@ class Cgroups(Protocol):
     def thaw(self, name: str) -> None: ...
     def is_frozen(self, name: str) -> bool: ...
     def usage(self, name: str) -> Usage: ...
+    def meters(self, name: str) -> tuple[int, int]:
+        """Descriptors of what counts its commands' memory and its cpu, which say nothing of anybody else."""
+        ...
+
     def watch(self, name: str) -> int:
         """A descriptor that becomes readable when a process of the group is killed for memory, and perhaps more often;
         reading empties it."""
@@ -129,10 +149,15 @@ def open_cgroups() -> Cgroups | None:
 class CgroupsV1:
     """One tree per controller."""
 
+    freezing = command_group.V1
+
     def __init__(self, mounts: dict[str, str]) -> None:
         self._roots = {controller: _open_parent(f"{mounts[controller]}/{PARENT}") for controller in V1_CONTROLLERS}
         # Controllers that share a hierarchy share its directories.
         self._trees = list({os.fstat(fd).st_dev: fd for fd in self._roots.values()}.values())
+        # Those in which commands are apart from their agent.
+        apart = (self._roots["memory"], self._roots["freezer"])
+        self._split = list({os.fstat(fd).st_dev: fd for fd in apart}.values())
 
     def expect_joins(self) -> None:
         # The option can be given only when a hierarchy is made, but holds for all. So we make one, without controllers,
@@ -142,7 +167,7 @@ class CgroupsV1:
 
     def create(self, name: str) -> None:
         for tree in self._trees:
-            _make(tree, name)
+            _make(tree, name, (COMMANDS,) if tree in self._split else ())
 
     def clone_into(self, name: str) -> int | None:
         return None
@@ -150,12 +175,28 @@ class CgroupsV1:
     def joins(self, name: str) -> list[int]:
         return [_open(tree, f"{name}/cgroup.procs", os.O_WRONLY) for tree in self._trees]
 
+    def open_commands(self, name: str) -> list[int]:
+        memory, freezer = self._roots["memory"], self._roots["freezer"]
+        return [
+            *(_open(tree, f"{name}/{COMMANDS}/cgroup.procs", os.O_WRONLY) for tree in (memory, freezer)),
+            _open(freezer, f"{name}/{COMMANDS}/freezer.state", os.O_RDWR),
+        ]
+
     def set_limits(self, name: str, resources: Resources) -> None:
-        memory = self._roots["memory"]
-        _write(memory, f"{name}/memory.limit_in_bytes", resources.memory)
-        with suppress(FileNotFoundError):  # a kernel that does not account for swap
-            _write(memory, f"{name}/memory.memsw.limit_in_bytes", resources.memory)
+        self._limit_memory(name, resources.memory + MEMORY_OF_AGENT)
+        self._limit_memory(f"{name}/{COMMANDS}", resources.memory)
+        self._limit_sockets(f"{name}/{COMMANDS}", resources.memory)
         _write(self._roots["pids"], f"{name}/pids.max", resources.pids)
+
+    def _limit_memory(self, name: str, memory: int) -> None:
+        _write(self._roots["memory"], f"{name}/memory.limit_in_bytes", memory)
+        with suppress(FileNotFoundError):  # a kernel that does not account for swap
+            _write(self._roots["memory"], f"{name}/memory.memsw.limit_in_bytes", memory)
+
+    def _limit_sockets(self, name: str, memory: int) -> None:
+        with suppress(FileNotFoundError):  # a kernel that does not count them, of which the doctor tells
+            limit = max(LEAST_FOR_SOCKETS, memory // SHARE_OF_SOCKETS)
+            _write(self._roots["memory"], f"{name}/memory.kmem.tcp.limit_in_bytes", limit)
 
     def set_cpus(self, name: str, cpus: float) -> None:
         _write(self._roots["cpu"], f"{name}/cpu.cfs_period_us", CPU_PERIOD_US)
@@ -172,7 +213,9 @@ class CgroupsV1:
         raise TimeoutError(f"{name} could not be frozen")
 
     def thaw(self, name: str) -> None:
-        _write(self._roots["freezer"], f"{name}/freezer.state", "THAWED")
+        # An agent that was killed may have left its commands frozen, and nobody frozen dies.
+        for group in (name, f"{name}/{COMMANDS}"):
+            _write(self._roots["freezer"], f"{group}/freezer.state", "THAWED")
 
     def is_frozen(self, name: str) -> bool:
         return _read(self._roots["freezer"], f"{name}/freezer.state").strip() != "THAWED"
@@ -183,15 +226,23 @@ class CgroupsV1:
             cpu_seconds=int(_read(self._roots["cpuacct"], f"{name}/cpuacct.usage")) / 1e9,
             memory=int(_read(memory, f"{name}/memory.usage_in_bytes")),
             processes=int(_read(self._roots["pids"], f"{name}/pids.current")),
-            oom_kills=parse_keyed(_read(memory, f"{name}/memory.oom_control")).get("oom_kill", 0),
+            oom_kills=sum(self._oom_kills(group) for group in (name, f"{name}/{COMMANDS}")),
         )
+
+    def meters(self, name: str) -> tuple[int, int]:
+        memory = _open(self._roots["memory"], f"{name}/{COMMANDS}/memory.stat", os.O_RDONLY)
+        return memory, _open(self._roots["cpuacct"], f"{name}/cpuacct.stat", os.O_RDONLY)
+
+    def _oom_kills(self, group: str) -> int:
+        return parse_keyed(_read(self._roots["memory"], f"{group}/memory.oom_control")).get("oom_kill", 0)
 
     def watch(self, name: str) -> int:
         memory = self._roots["memory"]
-        control = _open(memory, f"{name}/memory.oom_control", os.O_RDONLY)
+        group = f"{name}/{COMMANDS}"  # which is told also when the sandbox as a whole is full
+        control = _open(memory, f"{group}/memory.oom_control", os.O_RDONLY)
         event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
-            _write(memory, f"{name}/cgroup.event_control", f"{event} {control}")
+            _write(memory, f"{group}/cgroup.event_control", f"{event} {control}")
         except OSError:
             os.close(event)
             raise
@@ -202,9 +253,11 @@ class CgroupsV1:
     def kill(self, name: str) -> None:
         with suppress(TimeoutError, FileNotFoundError):
             self.freeze(name)  # or they would multiply faster than they are counted
-        for tree in self._trees:  # of which some may be removed already
+        # Of which some may be removed already.
+        groups = [*((tree, name) for tree in self._trees), *((tree, f"{name}/{COMMANDS}") for tree in self._split)]
+        for tree, group in groups:
             with suppress(FileNotFoundError):
-                for pid in _read(tree, f"{name}/cgroup.procs").split():
+                for pid in _read(tree, f"{group}/cgroup.procs").split():
                     with suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
         with suppress(FileNotFoundError):
@@ -226,27 +279,39 @@ class CgroupsV1:
 class CgroupsV2:
     """One tree for all."""
 
+    freezing = command_group.V2
+
     def __init__(self, mount: str, controllers: tuple[str, ...] = V2_CONTROLLERS) -> None:
         self._root = _open_parent(f"{mount}/{PARENT}")
+        self._has_memory = "memory" in controllers
         for controller in controllers:
             for level in (mount, f"{mount}/{PARENT}"):
                 with open(f"{level}/cgroup.subtree_control", "w") as file:
                     file.write(f"+{controller}")
 
     def expect_joins(self) -> None:
-        """Nobody joins here."""
+        """Commands do. The option holds for version 2 as well, whichever hierarchy was made with it."""
+        with suppress(OSError):
+            self._favours = NewFilesystem("cgroup", ("none", "favordynmods"), name=PARENT)
 
     def create(self, name: str) -> None:
-        _make(self._root, name)
+        _make(self._root, name, (AGENT, COMMANDS))
+        if self._has_memory:
+            _write(self._root, f"{name}/cgroup.subtree_control", "+memory")
 
     def clone_into(self, name: str) -> int | None:
-        return _open(self._root, name, os.O_RDONLY | os.O_DIRECTORY)
+        return _open(self._root, f"{name}/{AGENT}", os.O_RDONLY | os.O_DIRECTORY)
 
     def joins(self, name: str) -> list[int]:
         return []
 
+    def open_commands(self, name: str) -> list[int]:
+        files = {"cgroup.procs": os.O_WRONLY, "cgroup.freeze": os.O_WRONLY, "cgroup.events": os.O_RDONLY}
+        return [_open(self._root, f"{name}/{COMMANDS}/{file}", flags) for file, flags in files.items()]
+
     def set_limits(self, name: str, resources: Resources) -> None:
-        _write(self._root, f"{name}/memory.max", resources.memory)
+        _write(self._root, f"{name}/memory.max", resources.memory + MEMORY_OF_AGENT)
+        _write(self._root, f"{name}/{COMMANDS}/memory.max", resources.memory)
         with suppress(FileNotFoundError):
             _write(self._root, f"{name}/memory.swap.max", 0)
         _write(self._root, f"{name}/pids.max", resources.pids)
@@ -277,6 +342,10 @@ class CgroupsV2:
             processes=int(_read(self._root, f"{name}/pids.current")),
             oom_kills=parse_keyed(_read(self._root, f"{name}/memory.events")).get("oom_kill", 0),
         )
+
+    def meters(self, name: str) -> tuple[int, int]:
+        memory = _open(self._root, f"{name}/{COMMANDS}/memory.stat", os.O_RDONLY)
+        return memory, _open(self._root, f"{name}/cpu.stat", os.O_RDONLY)
 
     def watch(self, name: str) -> int:
         group = f"/proc/self/fd/{self._root}/{name}"
@@ -348,15 +417,24 @@ def _read(tree: int, path: str) -> str:
         os.close(fd)
 
 
-def _make(tree: int, name: str) -> None:
+def _make(tree: int, name: str, below: Iterable[str]) -> None:
     try:
         os.mkdir(name, dir_fd=tree)
     except FileExistsError:  # left by a sandbox of ours that is gone: its range of ids was free
         if _remove(tree, name):  # with its limits, which could be in the way of others
             os.mkdir(name, dir_fd=tree)
+    for group in below:
+        with suppress(FileExistsError):
+            os.mkdir(f"{name}/{group}", dir_fd=tree)
 
 
 def _remove(tree: int, name: str) -> bool:
+    """With those below."""
+    remaining = [group for group in (AGENT, COMMANDS) if not _remove_one(tree, f"{name}/{group}")]
+    return not remaining and _remove_one(tree, name)
+
+
+def _remove_one(tree: int, name: str) -> bool:
     try:
         os.rmdir(name, dir_fd=tree)
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import resource
 import signal
@@ -12,10 +13,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.agent.process_tree import parse_stat
+from atoll.agent.process_tree import Identity, ProcessStat, parse_stat
 from atoll.engine.base import Event, EventKind, LiveSandbox, ProcessIdentity, SandboxSpec, Usage
 from atoll.engine.native import orders
 from atoll.engine.native.cgroups import Cgroups, Resources, group_name, open_cgroups
+from atoll.engine.native.leftovers import end_leftovers
 from atoll.engine.native.nursery_process import (
     ANSWER_SECONDS,
     Delivery,
@@ -36,7 +38,10 @@ NURSERY = ("-OO", "-m", "atoll.engine.native")  # without docstrings, which ever
 LAUNCH_ATTEMPTS = 3
 OOM_PAUSES_AT_END = (0.002,) * 10  # seconds
 OOM_PAUSES = (*OOM_PAUSES_AT_END, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3)
+LEAVE_SECONDS = 10.0  # as long as a server waits for its own nursery to leave before it kills it
 SETTLE_SECONDS, SETTLE_PAUSE_SECONDS = 2.0, 0.005
+
+logger = logging.getLogger("atoll.engine")
 
 
 class NativeEngine:
@@ -118,20 +123,34 @@ class NativeEngine:
 
     async def settle(self, known: Iterable[LiveSandbox]) -> None:
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(LEAVE_SECONDS):
                 await _until_not(is_in_use, self._log)
-        except TimeoutError as cause:
-            raise error(
-                ErrorCode.NURSERY_FAILED,
-                f"an earlier nursery in {self._runtime} does not end",
-                remedy=f"Look with `fuser {self._log}` for a process that was stopped, and end it.",
-            ) from cause
+        except TimeoutError:
+            await self._end_leftovers()
         # One that still answers after a while was told to live on; that nobody knows it must have another reason.
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
                 for path in set(self._sockets.iterdir()) - {sandbox.agent_socket for sandbox in known}:
                     await _until_not(answers, path)
                     path.unlink(missing_ok=True)
+
+    async def _end_leftovers(self) -> None:
+        """Of an earlier nursery, which should have ended with its server. Again until none is there."""
+        told: set[Identity] = set()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while is_in_use(self._log):
+                    ended = await asyncio.to_thread(end_leftovers, self._log, self._nursery_program)
+                    tell([process for process in ended if process.identity not in told])
+                    told |= {process.identity for process in ended}
+                    await asyncio.sleep(SETTLE_PAUSE_SECONDS)
+        except TimeoutError as cause:
+            raise error(
+                ErrorCode.NURSERY_FAILED,
+                f"an earlier nursery in {self._runtime} does not end",
+                remedy=f"Look with `fuser {self._log}` who has it. A process that not even SIGKILL ends waits for the "
+                "kernel; one whose server runs is of another state directory, which needs its own runtime directory.",
+            ) from cause
 
     async def _launch(self, spec: SandboxSpec) -> Delivery:
         """Ask the nursery; and the next one, if it was gone before it could hear us."""
@@ -184,7 +203,7 @@ class NativeEngine:
         return self._cgroups.is_frozen(group_name(sandbox.uid_base))
 
     async def usage(self, sandbox: LiveSandbox) -> Usage:
-        return self._cgroups.usage(group_name(sandbox.uid_base))
+        return await asyncio.to_thread(self._cgroups.usage, group_name(sandbox.uid_base))
 
     async def open_socket(self, sandbox: LiveSandbox, port: int) -> socket.socket:
         if not 0 < port < 65_536:
@@ -285,6 +304,12 @@ class NativeEngine:
             if f"{path}/".startswith(f"{exposed}/"):
                 return f"/{name}{path.removeprefix(str(exposed))}"
         raise error(ErrorCode.INTERNAL_ERROR, f"{path} is not exposed to the nursery")
+
+
+def tell(ended: Iterable[ProcessStat]) -> None:
+    for process in ended:
+        name = process.name.decode(errors="replace")
+        logger.warning("process %d (%s) of an earlier nursery did not end by itself, and is killed", process.pid, name)
 
 
 def _not_running(sandbox: LiveSandbox) -> AtollError:

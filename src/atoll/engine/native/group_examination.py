@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from atoll.engine.native.cgroups import (
+    AGENT,
+    COMMANDS,
     PARENT,
     V1_CONTROLLERS,
     V2_CONTROLLERS,
@@ -28,6 +30,7 @@ from atoll.protocol.findings import Answer, Area, Check, missing, ok, warning
 REMOVE_ATTEMPTS, REMOVE_PAUSE_SECONDS = 1_000, 0.005  # the last process leaves a moment after its end is seen
 TRIED = Resources(cpus=0.5, memory=64 * 2**20, pids=16)
 GROUP = "tried"
+SOCKET_LIMIT = "memory.kmem.tcp.limit_in_bytes"  # of version 1; version 2 has no other than for memory
 SWAP_LIMITS = ("memory.memsw.limit_in_bytes", "memory.swap.max")  # where memory and swap are limited, if at all
 _MOUNT = "Mount cgroup2 on /sys/fs/cgroup with the memory, pids and cpu controllers, as systemd does."
 
@@ -57,6 +60,7 @@ def check_limits() -> Answer:
             groups.set_cpus(GROUP, TRIED.cpus)
             groups.usage(GROUP)
             counts_swap = any(os.path.exists(f"{directory}/{name}") for name in SWAP_LIMITS)
+            counts_sockets = isinstance(groups, CgroupsV2) or os.path.exists(f"{directory}/{SOCKET_LIMIT}")
     except OSError as cause:
         return missing(
             f"a limit cannot be written: {cause}",
@@ -67,7 +71,22 @@ def check_limits() -> Answer:
             "memory, processes and cpu; but swap is not counted, and a sandbox can swap beyond its limit",
             "Boot with swapaccount=1 on the kernel's command line, or turn swap off.",
         )
+    if not counts_sockets or leaves_sockets_out(_boot_options()):
+        return warning(
+            "memory, processes and cpu; but what waits in sockets is not counted, and a sandbox can hold much there",
+            "Take `nosocket` out of cgroup.memory= on the kernel's command line, or boot a kernel that counts them.",
+        )
     return ok("memory, processes and cpu")
+
+
+def leaves_sockets_out(boot_options: str) -> bool:
+    given = (option.removeprefix("cgroup.memory=") for option in boot_options.split() if "cgroup.memory=" in option)
+    return any("nosocket" in value.split(",") for value in given)
+
+
+def _boot_options() -> str:
+    with open("/proc/cmdline") as file:
+        return file.read()
 
 
 def check_freezer() -> Answer:
@@ -156,7 +175,8 @@ def corner(found: Hierarchies) -> Iterator[Corner]:
         yield Corner(groups, f"{mounts['memory']}/{name}/{PARENT}/{GROUP}")
     finally:
         for path in corners:
-            for directory in (f"{path}/{PARENT}/{GROUP}", f"{path}/{PARENT}", path):
+            tried = f"{path}/{PARENT}/{GROUP}"
+            for directory in (f"{tried}/{AGENT}", f"{tried}/{COMMANDS}", tried, f"{path}/{PARENT}", path):
                 _remove(directory)
 
 

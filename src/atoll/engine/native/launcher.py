@@ -7,11 +7,11 @@ the sandbox it will be, so the nursery can have some ready. `hatch` gives it a r
     1  take a range of user ids, make a cgroup
     2  bind the agent's socket
     3  let the zygote clone3 into new
-       namespaces ──────────────────────────── join the cgroup, keep three descriptors, wait
+       namespaces ──────────────────────────── join the cgroup, keep some descriptors, wait
     4  write the uid and gid maps
     5  say go, with a new /dev ─────────────── 6  become root of its user namespace
-                                               7  cgroup namespace, session, loopback
-                                               8  /dev, /proc, /sys and masks, on the stage
+                                               7  cgroup namespace, session, clocks, loopback
+                                               8  /dev, /proc and /sys, on the stage
                                                9  open the agent, wait for an order
     10 limits; directories for what it writes
     11 open and idmap the layers
@@ -40,9 +40,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from atoll.agent.command_group import Freezing
 from atoll.agent.main import Agent
-from atoll.engine.native import capabilities, mounts, syscalls
-from atoll.engine.native.cgroups import Cgroups, group_name
+from atoll.engine.native import capabilities, clocks, mounts, syscalls
+from atoll.engine.native.cgroups import COMMAND_DESCRIPTORS, Cgroups, group_name
 from atoll.engine.native.orders import KEEP
 from atoll.engine.native.syscalls import MountAttribute, Namespace, Prctl
 from atoll.engine.native.uid_ranges import RANGE_SIZE
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from atoll.engine.native.orders import Launch
     from atoll.engine.native.seccomp import SeccompFilter
     from atoll.engine.native.uid_ranges import UidRanges
+    from atoll.engine.native.views import Views
     from atoll.engine.native.zygote import Zygote
 
 from atoll.protocol.rootfs import Overlay
@@ -61,12 +63,14 @@ NAMESPACES = (
 READY = b"ready"
 PROCESS_NAME = b"atoll-agent"
 SOCKETS = "/agents"
+OOM_SCORE = 100  # of every agent, above whoever makes sandboxes; with CAP_SYS_RESOURCE written, also the least inside
 MAX_ORDER = 1 << 18
 MAX_LAYERS = 128
 
-_LISTENER, _CHANNEL, _RANGE = 3, 4, 5  # where the child keeps its three descriptors
+_LISTENER, _CHANNEL, _RANGE, _COMMANDS = 3, 4, 5, 6  # where the child keeps its descriptors; of the last there are more
+_KEPT = 3 + COMMAND_DESCRIPTORS
 
-_NOBODY = 65_534
+_OF_NO_ACCOUNT = 65_535  # no system gives it to anybody: in 16 bits it was "no id"
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _INTERFACE_REQUEST = struct.Struct("16sH22x")
 
@@ -82,10 +86,11 @@ class Kit(msgspec.Struct, frozen=True):
 class ChildKit(msgspec.Struct, frozen=True):
     """What every child needs, and finds in its memory."""
 
-    masks: mounts.Masks
+    views: Views
     seccomp: SeccompFilter
     agent: Agent  # each child opens its own copy
     open_files: tuple[int, int]  # soft and hard
+    freezing: Freezing
 
 
 class Embryo(msgspec.Struct, frozen=True):
@@ -104,7 +109,7 @@ class Embryo(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What turns an embryo into a sandbox. Environment, disk and layers come along as descriptors, in that order."""
+    """What turns an embryo into a sandbox. Descriptors come along: environment, two meters, disk, layers."""
 
     hostname: str
     overlays: tuple[Overlay, ...]
@@ -165,7 +170,8 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     kit.cgroups.create(group)
     undo.callback(kit.cgroups.remove, group)
     cgroup, joins = kit.cgroups.clone_into(group), kit.cgroups.joins(group)
-    for fd in joins if cgroup is None else [cgroup]:
+    commands = kit.cgroups.open_commands(group)
+    for fd in (*commands, *(joins if cgroup is None else [cgroup])):
         close.callback(os.close, fd)
 
     steps.at("bind the agent's socket")
@@ -179,12 +185,15 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     undo.callback(ours.close)
     close.callback(theirs.close)
-    pid, pidfd = kit.zygote.clone(uid_base, [listener.fileno(), theirs.fileno(), range_holder, *joins], cgroup)
+    pid, pidfd = kit.zygote.clone(
+        uid_base, [listener.fileno(), theirs.fileno(), range_holder, *commands, *joins], cgroup
+    )
     undo.callback(_kill, pid, pidfd)
 
     steps.at("write the id maps")
     for name in ("uid_map", "gid_map"):
         _write(f"/proc/{pid}/{name}", f"0 {uid_base} {RANGE_SIZE}")
+    _write(f"/proc/{pid}/oom_score_adj", str(OOM_SCORE))
     userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     undo.callback(os.close, userns)
 
@@ -221,9 +230,14 @@ def hatch(embryo: Embryo, launch: Launch, env: int, kit: Kit) -> None:
                 trees.append(mounts.open_idmapped(path, embryo.userns, attributes))
                 close.callback(os.close, trees[-1])
 
+            steps.at("open its meters")
+            meters = kit.cgroups.meters(embryo.cgroup)
+            for meter in meters:
+                close.callback(os.close, meter)
+
             steps.at("send the order")
             order = Order(launch.sandbox_id, launch.overlays, launch.resources.memory)
-            socket.send_fds(embryo.channel, [_encode(order)], [env, *trees])
+            socket.send_fds(embryo.channel, [_encode(order)], [env, *meters, *trees])
         except Exception as cause:
             raise LaunchFailed(steps.failed(cause)) from cause
 
@@ -247,16 +261,17 @@ class Child:
         self._report_to = fds[1]
         try:
             self._steps.at("join the cgroup")
-            for fd in fds[3:]:
+            for fd in fds[_KEPT:]:
                 os.write(fd, b"0")
-            self._steps.at("keep three descriptors")
-            _keep_descriptors(fds[:3])
+            self._steps.at("keep some descriptors")
+            _keep_descriptors(fds[:_KEPT])
             self._report_to = _CHANNEL
             resource.setrlimit(resource.RLIMIT_NOFILE, self._kit.open_files)
             channel = socket.socket(fileno=_CHANNEL)
             self._become_embryo(channel)
-            order, env = self._become_sandbox(channel)
+            order, env, meters = self._become_sandbox(channel)
             agent = self._kit.agent
+            agent.figures.open(self._figures, meters, order.memory)
             agent.run(env, on_ready=lambda: _report(channel, agent), memory=order.memory)
         except BaseException as cause:
             with suppress(OSError):
@@ -268,24 +283,27 @@ class Child:
         self._steps.at("become root inside")
         os.setgroups([])
         # The third id is another one, which no command inherits: root inside may change the resource limits only of
-        # a process whose three ids are all its own, and so not PID 1's.
-        os.setresgid(0, 0, _NOBODY)
-        os.setresuid(0, 0, _NOBODY)
+        # a process whose three ids are all its own, and so not PID 1's. Whoever had that id could signal PID 1's forks.
+        os.setresgid(0, 0, _OF_NO_ACCOUNT)
+        os.setresuid(0, 0, _OF_NO_ACCOUNT)
         self._steps.at("enter the cgroup namespace")
         syscalls.unshare(Namespace.CGROUP)
         os.setsid()
         syscalls.prctl(Prctl.SET_NAME, PROCESS_NAME)
-        self._steps.at("bring up loopback")
-        _bring_up_loopback()
+        self._steps.at("start the clocks")
+        clocks.start_clocks()
+        self._steps.at("set up the network")
+        _set_up_network()
         self._steps.at("mount /dev, /proc and /sys")
-        mounts.mount_system_directories(dev, self._kit.masks)
+        self._figures = mounts.mount_system_directories(dev, self._kit.views)
         os.close(dev)
         self._steps.at("open the agent")
         self._kit.agent.open(socket.socket(fileno=_LISTENER), mounts.make_scratch())
+        self._kit.agent.put_commands_into(self._kit.freezing, range(_COMMANDS, _COMMANDS + COMMAND_DESCRIPTORS))
 
-    def _become_sandbox(self, channel: socket.socket) -> tuple[Order, dict[str, str]]:
-        """Returns what it has become, and the environment of what will run here."""
-        packet, (env, *trees) = _receive(channel)
+    def _become_sandbox(self, channel: socket.socket) -> tuple[Order, dict[str, str], tuple[int, int]]:
+        """Returns what it has become, the environment of what will run here, and the meters of its control group."""
+        packet, (env, memory, cpu, *trees) = _receive(channel)
         order = _decode_order(packet)
         self._steps.at("set the host name")
         syscalls.set_hostname(order.hostname)
@@ -301,22 +319,22 @@ class Child:
         self._steps.at("install the seccomp filter")
         self._kit.seccomp.install()
         self._steps.at("run the agent")
-        return order, variables
+        return order, variables, (memory, cpu)
 
 
 def _keep_descriptors(wanted: list[int]) -> None:
-    """Listener, channel and range to known places, /dev/null to 0, 1 and 2, everything else closed."""
+    """Those to known places, in this order, /dev/null to 0, 1 and 2, everything else closed."""
     kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in wanted]  # clear of where they go
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for target in (0, 1, 2):
         os.dup2(null, target)
-    for fd, target in zip(kept, (_LISTENER, _CHANNEL, _RANGE), strict=True):
+    for target, fd in enumerate(kept, _LISTENER):
         os.dup2(fd, target, inheritable=False)
-    syscalls.close_from(max(_LISTENER, _CHANNEL, _RANGE) + 1)
+    syscalls.close_from(_LISTENER + len(kept))
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    packet, fds, _, _ = socket.recv_fds(channel, MAX_ORDER, MAX_LAYERS + 2)
+    packet, fds, _, _ = socket.recv_fds(channel, MAX_ORDER, MAX_LAYERS + 4)
     if not packet:
         os._exit(0)  # the nursery is gone, and nobody knows of us
     for fd in fds:
@@ -356,10 +374,12 @@ def _write_host_name(etc: str, name: str) -> None:
     _write(f"{etc}/hosts", hosts, os.O_CREAT)
 
 
-def _bring_up_loopback() -> None:
+def _set_up_network() -> None:
+    """Loopback up, and everybody may ping, by a socket that sends and receives nothing else."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = _INTERFACE_REQUEST.pack(b"lo", _IFF_UP)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
+    _write("/proc/sys/net/ipv4/ping_group_range", f"0 {RANGE_SIZE - 1}")
 
 
 def _write(path: str, text: str, flags: int = 0) -> None:

@@ -19,34 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from atoll.engine.native.orders import Exposure
+    from atoll.engine.native.views import Views
     from atoll.protocol.rootfs import Overlay
 
 STAGE = "/stage"  # mount points in the nursery's root; every child uses them in its own mount namespace
 
 _NO_EXTRAS = MountFlag.NOSUID | MountFlag.NODEV | MountFlag.NOEXEC
-
-# What tells about the host, or lets root inside act on it.
-HIDDEN = (
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/cmdline",
-    "/proc/config.gz",
-    "/proc/interrupts",
-    "/proc/kallsyms",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/locks",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/proc/sysrq-trigger",
-    "/proc/timer_list",
-    "/sys/block",
-    "/sys/devices/virtual/dmi",
-    "/sys/devices/virtual/powercap",
-    "/sys/firmware",
-)
-READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys")
 
 _DEVICES = {
     "null": os.makedev(1, 3),
@@ -89,12 +67,15 @@ def enter_small_root(runtime: str, exposures: Iterable[Exposure]) -> None:
         "stage/dev",
         "stage/proc",
         "stage/sys",
+        "stage/own",
+        "copy",
         "empty",
         "dev",
     ):
         os.mkdir(name)
     syscalls.mount("proc", "proc", "proc", _NO_EXTRAS)
     syscalls.mount("sysfs", "sys", "sysfs", _NO_EXTRAS)
+    syscalls.mount("tmpfs", "copy", "tmpfs", _NO_EXTRAS, "mode=755,size=64m")
     syscalls.mount("tmpfs", "dev", "tmpfs", MountFlag.NOSUID | MountFlag.NOEXEC, "mode=755,size=64k")
     dev = os.open("dev", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _fill_dev(dev)  # the nursery's own: its children start with this /dev/null
@@ -143,41 +124,23 @@ def _fill_dev(directory: int) -> None:
     os.umask(umask)
 
 
-class Masks:
-    """What of /proc and /sys is hidden or read-only. Looked up once; it is the same for every sandbox."""
+def mount_system_directories(dev: int, views: Views) -> int:
+    """Mount dev, proc and sys on the stage, where they wait for a root to be moved into. Returns the directory of
+    what /proc shows of the sandbox itself.
 
-    def __init__(self) -> None:
-        self._files = [path[1:] for path in HIDDEN if os.path.exists(path) and not os.path.isdir(path)]
-        self._directories = [path[1:] for path in HIDDEN if os.path.isdir(path)]
-        self._read_only = [path[1:] for path in READ_ONLY if os.path.isdir(path)]
-
-    def apply(self) -> None:
-        """To proc and sys in the current directory, with what is in dev: both are the sandbox's own."""
-        for path in self._files:
-            syscalls.mount("dev/null", path, None, MountFlag.BIND)
-        for path in self._directories:
-            syscalls.mount("dev/shm", path, None, MountFlag.BIND)
-        for path in self._read_only:
-            syscalls.mount(path, path, None, MountFlag.BIND)
-            syscalls.mount_setattr_at(path, MountAttribute.READ_ONLY)
-
-
-def mount_system_directories(dev: int, masks: Masks) -> None:
-    """Mount dev, proc and sys on the stage, where they wait for a root to be moved into.
-
-    This comes before the host is out of sight: the kernel allows a new /proc or /sys only to someone who can see a
-    whole one already. The masks come before something is mounted on dev/shm, which stands for an empty directory.
+    This comes before the host is out of sight: the kernel allows a new /proc only to someone who can see a whole one
+    already. The views come before something is mounted on dev/shm, which stands for an empty directory.
     """
     os.chdir(STAGE)
     syscalls.move_mount(dev, "dev")
     syscalls.mount("proc", "proc", "proc", _NO_EXTRAS)
-    syscalls.mount("sysfs", "sys", "sysfs", _NO_EXTRAS | MountFlag.READ_ONLY)
-    masks.apply()
+    figures = views.mount()
     # The kernel has some thousands of ptys for all sandboxes together.
     pts = "newinstance,ptmxmode=0666,mode=0620,max=256"
     syscalls.mount("devpts", "dev/pts", "devpts", MountFlag.NOSUID | MountFlag.NOEXEC, pts)
     syscalls.mount("tmpfs", "dev/shm", "tmpfs", _NO_EXTRAS, "mode=1777,size=64m")
     syscalls.mount("mqueue", "dev/mqueue", "mqueue", _NO_EXTRAS)
+    return figures
 
 
 def open_idmapped(path: str, userns: int, attributes: MountAttribute) -> int:
@@ -208,6 +171,8 @@ def mount_overlays(overlays: tuple[Overlay, ...], disk: int, layers: list[int]) 
 
     Paths are relative, since /proc/mounts shows them inside. Mounted from within the user namespace: then an
     overlay on idmapped layers takes writes, and keeps them on disk with owners that belong to no sandbox.
+
+    With nosuid a file's capabilities are ignored rather than demanded: `ping` names one that nobody has.
     """
     os.chdir(STAGE)
     syscalls.move_mount(disk, "disk")
@@ -218,7 +183,7 @@ def mount_overlays(overlays: tuple[Overlay, ...], disk: int, layers: list[int]) 
         lower = ":".join(islice(names, len(overlay.layers)))
         writable = f"upperdir=disk/{overlay.name},workdir=disk/{overlay.name}.work"
         options = f"lowerdir={lower},{writable},userxattr"
-        syscalls.mount("overlay", f"o{index}", "overlay", MountFlag.NODEV, options)
+        syscalls.mount("overlay", f"o{index}", "overlay", MountFlag.NOSUID | MountFlag.NODEV, options)
 
 
 def enter_root(overlays: tuple[Overlay, ...]) -> None:

@@ -32,6 +32,7 @@ from atoll.engine.native.network_visits import NetworkVisits
 from atoll.engine.native.seccomp import SeccompFilter
 from atoll.engine.native.syscalls import Prctl
 from atoll.engine.native.uid_ranges import UidRanges
+from atoll.engine.native.views import Views
 from atoll.engine.native.zygote import Zygote
 
 IDLE_SECONDS = 0.01  # without an event for so long, there is time for what can wait
@@ -252,7 +253,7 @@ def open_nursery(engine: socket.socket) -> Nursery:
     agent.shut_import_system()
     mounts.enter_small_root(opening.runtime, opening.exposures)
     sweep(cgroups, uid_ranges)
-    child = launcher.Child(launcher.ChildKit(mounts.Masks(), seccomp, agent.Agent(), opening.open_files))
+    child = launcher.Child(launcher.ChildKit(Views(), seccomp, agent.Agent(), opening.open_files, cgroups.freezing))
     # Objects made so far are never looked at by the collector again, so that it does not unshare their pages.
     gc.collect()
     gc.freeze()

@@ -33,9 +33,11 @@ NO_SETUID_FIXUP = 4  # a secure bit: capabilities stay as they are when the user
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 0, 1, 6, 7
 _ZERO = ctypes.c_ulong(0)
+_BIND = ctypes.c_ulong(4096)
 
 
 class Namespace(IntFlag):
+    TIME = 0x00000080
     MOUNT = 0x00020000
     CGROUP = 0x02000000
     UTS = 0x04000000
@@ -67,6 +69,7 @@ class MountAttribute(IntFlag):
 
 
 class Prctl(IntFlag):
+    SET_DUMPABLE = 4
     SET_NAME = 15
     CAPBSET_DROP = 24
     SET_SECUREBITS = 28
@@ -163,14 +166,14 @@ def mount_setattr(tree: int, attributes: MountAttribute, userns_fd: int = 0) -> 
     _syscall(_SYS_MOUNT_SETATTR, ctypes.c_int(tree), b"", ctypes.c_uint(_AT_EMPTY_PATH), ctypes.byref(value), size)
 
 
-def mount_setattr_at(path: str, attributes: MountAttribute) -> None:
+def mount_setattr_at(path: bytes, attributes: MountAttribute) -> None:
     """Change the mount at `path`."""
     value = _MountAttributes(set=attributes)
     size = ctypes.c_size_t(ctypes.sizeof(value))
     _syscall(
         _SYS_MOUNT_SETATTR,
         ctypes.c_int(_AT_FDCWD),
-        os.fsencode(path),
+        path,
         ctypes.c_uint(0),
         ctypes.byref(value),
         size,
@@ -186,6 +189,11 @@ def move_mount(tree: int, target: str) -> None:
 def mount(source: str | None, target: str, fstype: str | None, flags: MountFlag, data: str | None = None) -> None:
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, fstype, data)]
     _check(_libc.mount(*encoded[:3], ctypes.c_ulong(flags), encoded[3]))
+
+
+def bind(source: bytes, target: bytes) -> None:
+    """Show `source` at `target` too. Done so often that it takes names as the kernel does."""
+    _check(_libc.mount(source, target, None, _BIND, None))
 
 
 class NewFilesystem:

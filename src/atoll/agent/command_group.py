@@ -1,0 +1,78 @@
+"""The control group of commands: what the agent starts is in it, and the agent is not.
+
+Rules:
+1. The limit of memory is the group's. When it is reached, the kernel chooses among those who are in it, whatever they
+   make of their own scores; PID 1 is never one of them.
+2. A process joins before it runs anything of the sandbox's, so nobody inside is ever outside.
+3. It stands still only while the agent looks at it and does nothing else: no process is made, and nobody is waited for.
+
+Who else makes sandboxes than the native engine may have no such group. Then commands are where the agent is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+FREEZE_SECONDS, FREEZE_PAUSE_SECONDS = 0.5, 0.001
+
+
+class Freezing(NamedTuple):
+    """What a version of control groups wants to hear, what it then says, and of how many trees a group is."""
+
+    freeze: bytes
+    thaw: bytes
+    is_frozen: bytes
+    trees: int
+
+
+V1 = Freezing(b"FROZEN", b"THAWED", b"FROZEN", trees=2)  # memory and freezer; the state is where the order is written
+V2 = Freezing(b"1", b"0", b"frozen 1", trees=1)
+
+
+class CommandGroup:
+    """Descriptors of it that the nursery opened."""
+
+    def __init__(self) -> None:
+        self.joins: tuple[int, ...] = ()
+        self._words: Freezing | None = None
+
+    def open(self, words: Freezing, fds: Sequence[int]) -> None:
+        """`fds` are those by which one joins, the one that freezes, and, if it is another, the one that tells."""
+        self.joins = tuple(fds[: words.trees])
+        self._control, self._state = fds[words.trees], fds[-1]
+        self._words = words
+
+    def join(self) -> None:
+        """What a fork of the agent does first."""
+        for fd in self.joins:
+            os.write(fd, b"0")
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """As far as possible: who waits for the kernel, for a disk perhaps, is not waited for."""
+        if self._words is None:
+            yield
+            return
+        try:
+            self._freeze(self._words)
+            yield
+        finally:
+            os.pwrite(self._control, self._words.thaw, 0)
+
+    def _freeze(self, words: Freezing) -> None:
+        give_up = time.monotonic() + FREEZE_SECONDS
+        while time.monotonic() < give_up:
+            # Said again until it is so: version 1 tells each process once, and one in vfork may miss it.
+            os.pwrite(self._control, words.freeze, 0)
+            if words.is_frozen in os.pread(self._state, 4096, 0):
+                return
+            time.sleep(FREEZE_PAUSE_SECONDS)
+
+
+group = CommandGroup()  # a process has one

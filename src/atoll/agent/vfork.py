@@ -1,0 +1,188 @@
+"""Making a process: its child executes a list of system calls, the last of which is execve.
+
+The C library's posix_spawn has no place for what a command must do first: to join its control group. Moved by us, it
+would be a moment late; and if we went there ourselves, the kernel could choose us when a command's memory runs out. A
+fork could do it, but copies 500 pages. So this is posix_spawn with a list that we write.
+
+Rules:
+1. The child runs on our memory, and on our stack, of which it changes nothing: it has registers, the list and the
+   kernel. We wait, without the interpreter lock, until it has exec'd or ended: something inside may stop it with a
+   signal, and a thread of ours must be able to help.
+2. No signal is delivered while it runs on our memory, as it would have our handlers.
+3. A call that must not fail and does is reported with its number, and the child ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from atoll.agent.command_group import group
+from atoll.agent.descriptors import limit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CODE = (  # x86-64, as the test of it assembles it again. Called with the list's address; returns a pid, or -errno.
+    ("push %rbx", "53"),
+    ("push %r12", "4154"),
+    ("mov %rdi, %rbx", "4889fb"),
+    ("mov %rdi, %r12", "4989fc"),
+    # The first call is clone.
+    ("mov (%rbx), %rax", "488b03"),
+    ("mov 8(%rbx), %rdi", "488b7b08"),
+    ("mov 16(%rbx), %rsi", "488b7310"),
+    ("mov 24(%rbx), %rdx", "488b5318"),
+    ("mov 32(%rbx), %r10", "4c8b5320"),
+    ("mov 40(%rbx), %r8", "4c8b4328"),
+    ("syscall", "0f05"),
+    ("test %rax, %rax", "4885c0"),
+    ("jz .+6", "7404"),  # the child goes on behind this
+    ("pop %r12", "415c"),
+    ("pop %rbx", "5b"),
+    ("ret", "c3"),
+    # The child, for each of the others.
+    ("add $64, %rbx", "4883c340"),
+    ("mov (%rbx), %rax", "488b03"),
+    ("mov 8(%rbx), %rdi", "488b7b08"),
+    ("mov 16(%rbx), %rsi", "488b7310"),
+    ("mov 24(%rbx), %rdx", "488b5318"),
+    ("mov 32(%rbx), %r10", "4c8b5320"),
+    ("mov 40(%rbx), %r8", "4c8b4328"),
+    ("syscall", "0f05"),
+    ("test %rax, %rax", "4885c0"),
+    ("jns .-32", "79de"),  # it went well: the next
+    ("cmpq $0, 48(%rbx)", "48837b3000"),
+    ("je .-39", "74d7"),  # it may fail: the next
+    ("mov %rax, 56(%r12)", "4989442438"),
+    ("mov $127, %edi", "bf7f000000"),
+    ("mov $60, %eax", "b83c000000"),  # exit
+    ("syscall", "0f05"),
+)
+
+# A call in the list: its number, five arguments, whether it must not fail, and in the first what became of it.
+_ENTRY, _NONE = struct.Struct("8q"), (0,) * 5
+_OUTCOME = 56
+_WRITE, _OPEN, _CLOSE, _SIGACTION, _SIGMASK, _DUP2, _CLONE, _EXECVE, _FCNTL, _SETSID = (
+    1,
+    2,
+    3,
+    13,
+    14,
+    33,
+    56,
+    59,
+    72,
+    112,
+)
+_CLONE_VM, _CLONE_VFORK, _SETFD = 0x100, 0x4000, 2
+_MOST_CALLS = 16  # of those that differ from process to process
+_SIGNAL_SET = 8  # bytes
+_UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
+_libc = ctypes.CDLL(None)
+
+Vector = ctypes.Array[ctypes.c_char_p]
+
+
+def make_vector(words: Sequence[str]) -> Vector:
+    """Arguments, or "name=value" each, as the kernel takes them."""
+    return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
+
+
+def _call(number: int, *arguments: int, must: bool = True) -> bytes:
+    """An entry of the list."""
+    return _ENTRY.pack(number, *arguments, *_NONE[len(arguments) :], must, 0)
+
+
+class DescriptorActions:
+    """What a new process does with its descriptors, in this order."""
+
+    def __init__(self) -> None:
+        self.calls = b""
+
+    def copy(self, fd: int, target: int) -> None:
+        self.calls += _call(_FCNTL, fd, _SETFD, 0) if fd == target else _call(_DUP2, fd, target)
+
+    def open_null(self, target: int, flags: int) -> None:
+        """All below `target` must be open: the kernel gives the lowest number that is free."""
+        self.calls += _call(_CLOSE, target, must=False) + _call(_OPEN, ctypes.addressof(_NULL), flags)
+
+
+@lru_cache(maxsize=256)  # one command after another gets the same numbers
+def descriptor_actions(stdin: int | None, stdout: int, stderr: int) -> DescriptorActions:
+    """Without `stdin` it reads nothing."""
+    actions = DescriptorActions()
+    if stdin is None:
+        actions.open_null(0, os.O_RDONLY)
+    else:
+        actions.copy(stdin, 0)
+    actions.copy(stdout, 1)
+    actions.copy(stderr, 2)
+    return actions
+
+
+def vfork_exec(path: str, argv: Sequence[str], env: Vector, actions: DescriptorActions) -> int:
+    """The pid of a new process among the commands, in its own session, its signals at their defaults."""
+    program, words = ctypes.create_string_buffer(os.fsencode(path)), make_vector(argv)
+    execve = _call(_EXECVE, ctypes.addressof(program), ctypes.addressof(words), ctypes.addressof(env))
+    calls = b"".join([_call(_WRITE, fd, ctypes.addressof(_OURSELVES), 1) for fd in group.joins])
+    with limit:
+        pid = _maker.make(calls + actions.calls + execve)
+    if pid < 0:
+        raise OSError(-pid, os.strerror(-pid))
+    return pid
+
+
+class _Maker:
+    """The code, and its list: what is the same for all processes comes first and is written once."""
+
+    def __init__(self) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._page.write(bytes.fromhex("".join(code for _, code in CODE)))
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+        executable = mmap.PROT_READ | mmap.PROT_EXEC
+        if _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), executable):
+            raise MemoryError("no memory may hold code")
+        self._run = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(address)
+        # All of them: those that Python ignores, and those that the C library keeps for itself and would leave ignored.
+        numbers = (number for number in range(1, signal.NSIG) if number not in _UNCATCHABLE)
+        first = _call(_CLONE, _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD)
+        first += b"".join(_call(_SIGACTION, number, ctypes.addressof(_DEFAULT), 0, _SIGNAL_SET) for number in numbers)
+        first += _call(_SIGMASK, signal.SIG_SETMASK, ctypes.addressof(_NO_SIGNALS), 0, _SIGNAL_SET) + _call(_SETSID)
+        self._list = ctypes.create_string_buffer(first, len(first) + _MOST_CALLS * _ENTRY.size)
+        self._start = ctypes.addressof(self._list)
+        self._outcome = ctypes.c_long.from_buffer(self._list, _OUTCOME)
+        self._rest = self._start + len(first)
+        self._mask_before = ctypes.create_string_buffer(_SIGNAL_SET)
+
+    def make(self, calls: bytes) -> int:
+        """A pid, or -errno."""
+        ctypes.memmove(self._rest, calls, len(calls))
+        self._outcome.value = 0
+        _set_mask(_ALL_SIGNALS, self._mask_before)
+        try:
+            pid: int = self._run(self._start)
+        finally:
+            _set_mask(self._mask_before, None)
+        if pid > 0 and self._outcome.value:
+            os.waitpid(pid, 0)
+            return self._outcome.value
+        return pid
+
+
+def _set_mask(mask: ctypes.Array[ctypes.c_char], before: ctypes.Array[ctypes.c_char] | None) -> None:
+    """Straight to the kernel, since the C library keeps two signals to itself."""
+    _libc.syscall(_SIGMASK, signal.SIG_SETMASK, mask, before, _SIGNAL_SET)
+
+
+_NULL = ctypes.create_string_buffer(b"/dev/null")
+_OURSELVES = ctypes.create_string_buffer(b"0")
+_DEFAULT = ctypes.create_string_buffer(32)  # a struct sigaction: SIG_DFL, no flags, nothing blocked meanwhile
+_NO_SIGNALS = ctypes.create_string_buffer(_SIGNAL_SET)
+_ALL_SIGNALS = ctypes.create_string_buffer(b"\xff" * _SIGNAL_SET, _SIGNAL_SET)
+_maker = _Maker()

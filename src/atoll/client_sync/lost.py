@@ -1,0 +1,32 @@
+# Generated from src/atoll/client/lost.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+"""Disks that a server set aside, as it could not tell whose they are: listed, made sandboxes again, removed."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from atoll.client_sync.server import find_server
+from atoll.protocol.ids import parse_sandbox_id
+from atoll.protocol.sandboxes import AdoptRequest, LostList, LostSandbox, SandboxInfo
+
+
+def list_lost_sandboxes(*, url: str | None = None, api_key: str | None = None) -> list[LostSandbox]:
+    """Those that are kept, with the reason why they are no sandboxes."""
+    return (find_server(url, api_key).ask("GET", "/v1/lost", LostList)).lost
+
+
+def adopt_lost_sandbox(
+    name: str, id: str | None = None, *, image: str | None = None, url: str | None = None, api_key: str | None = None
+) -> SandboxInfo:
+    """Make a lost disk a sandbox again, under its own id or another. `image` is for a disk that names none."""
+    asked = AdoptRequest(id=None if id is None else parse_sandbox_id(id), image=image)
+    return find_server(url, api_key).ask("POST", f"{_path(name)}/adopt", SandboxInfo, asked)
+
+
+def remove_lost_sandbox(name: str, *, url: str | None = None, api_key: str | None = None) -> None:
+    """Remove a lost disk for good."""
+    find_server(url, api_key).tell("DELETE", _path(name))
+
+
+def _path(name: str) -> str:
+    return f"/v1/lost/{quote(name, safe='')}"

@@ -1,0 +1,40 @@
+"""Which disks were removed, the latest of them: on the directory of disks, and so committed with their removal.
+
+After a power failure a disk may be gone and its record still there, which would be half a removal. This says that it
+was one. Of each there are a few bytes, made of what its sandbox is known by.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from atoll.storage import attributes
+
+NAME = "removed"
+SIZE, KEPT = 8, 400  # 3,200 bytes, which any file system takes
+
+
+class Epitaphs:
+    def __init__(self, disks: Path) -> None:
+        self._disks = disks
+        self._known = self._read()
+
+    def add(self, of: str) -> None:
+        """Before the disk goes. Where it cannot be written, the record of a lost disk stays, and says so when used."""
+        self._known = (self._known + _digest(of))[-SIZE * KEPT :]
+        with suppress(OSError):
+            attributes.write(self._disks, NAME, self._known)
+
+    def has(self, of: str) -> bool:
+        digest = _digest(of)
+        return any(self._known[at : at + SIZE] == digest for at in range(0, len(self._known), SIZE))
+
+    def _read(self) -> bytes:
+        known = attributes.read(self._disks, NAME) or b""
+        return b"" if len(known) % SIZE else known
+
+
+def _digest(of: str) -> bytes:
+    return blake2b(of.encode(), digest_size=SIZE).digest()

@@ -1,0 +1,278 @@
+"""One connection to an agent: frames out, frames in. Every byte that arrives is treated as hostile.
+
+Rules:
+1. An agent has its frames taken as fast as its caller takes them: UNREAD_FRAMES wait decoded, besides what was read at
+   once with them. Then it is not read from any more.
+2. Whoever takes frames has turns (`turns`), however fast they come.
+3. A command waits for its turn in a session at most once, before it says anything, and only while an operation of that
+   session that began before it is under way; or for QUEUE_GRACE, which is what that one's end may take.
+4. What comes unasked ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+from atoll.protocol.errors import AgentLostError, AtollError
+from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, decode_lost, encode_frame, encode_header
+from atoll.supervisor.agent_failures import failure_in, kept_waiting, misbehaved, not_running, silent
+from atoll.supervisor.patience import Patience
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from atoll.supervisor.agent_link import AgentLink
+
+UNREAD_FRAMES = 16  # frames that wait for the caller before the agent has to
+INPUT_CHUNK = 64 * 1024
+QUEUE_GRACE = 30.0
+# How a Unix socket says that its peer is gone and has not read everything: while we write, and once we have written.
+UNREAD = (BrokenPipeError, ConnectionResetError)
+
+
+class AgentConnection(asyncio.Protocol):
+    """One connection; `is_free` between operations."""
+
+    def __init__(self, link: AgentLink) -> None:
+        self._link = link
+        self._decoder = FrameDecoder()
+        self._frames: deque[Frame] = deque()
+        self._failure: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._transport: asyncio.Transport | None = None
+        self._calls = self._last_lost = 0  # counted from 1
+        self.session: str | None = None  # in whose queue the operation at hand may wait
+        self._stage = FrameKind.DONE  # of the operation at hand: CALL, WAITING, STARTED, DONE
+        self._queue_timer: asyncio.TimerHandle | None = None
+        self._is_busy = False
+        self._is_answered = False
+        self._is_paused = False
+        self._has_input = False
+        self._has_answer = False
+        self._is_unread = False
+
+    @property
+    def is_free(self) -> bool:
+        return not (
+            self._is_busy
+            or self._failure
+            or self._frames
+            or self._decoder.is_mid_frame
+            or (self._transport and self._transport.is_closing())
+        )
+
+    def begin(self, message: bytes, session: str | None = None) -> None:
+        self._calls += 1
+        self._is_busy = True
+        self.session = session
+        self._stage = FrameKind.CALL
+        self._is_answered = self._has_input = self._has_answer = False
+        self._write(encode_frame(FrameKind.CALL, message))
+
+    async def send_input(self, data: bytes) -> None:
+        """All of a command's standard input, and its end."""
+        self._has_input = True
+        for start in range(0, len(data), INPUT_CHUNK):
+            await self._can_write.wait()
+            self._write(encode_frame(FrameKind.INPUT, data[start : start + INPUT_CHUNK]))
+        self._write(encode_frame(FrameKind.INPUT))
+
+    @asynccontextmanager
+    async def fed(self, stdin: bytes) -> AsyncIterator[None]:
+        """Standard input goes out beside what is done in the block."""
+        feeder = asyncio.create_task(self.send_input(stdin))
+        try:
+            yield
+        finally:
+            feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
+
+    async def send_frame(self, frame: Frame) -> None:
+        self._has_input = True
+        await self._can_write.wait()
+        if self._transport and not self._transport.is_closing():
+            # Apart, so that what may be large is not copied once more.
+            self._transport.writelines((encode_header(frame.kind, len(frame.payload)), frame.payload))
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether the next one need not be waited for."""
+        return bool(self._frames)
+
+    async def frames(self, patience: float | None = None) -> AsyncIterator[Frame]:
+        """The operation's frames; DONE is the last. A failed operation raises its error.
+
+        The agent may be waited for `patience` seconds in all, and for longer while others of the session come first.
+        """
+        waits = Patience(patience)
+        while self._is_busy:
+            if not self._frames and self._stage is not FrameKind.WAITING:
+                async with waits.waiting():
+                    await self.wait_for_frame()
+            yield await self.next_frame()
+
+    async def wait_for_frame(self) -> None:
+        while not self._frames:
+            if self._failure:
+                raise self._reason()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    async def next_frame(self) -> Frame:
+        if not self._frames:
+            await self.wait_for_frame()
+        if self._link.turns.is_over:
+            await self._link.turns.next()
+        frame = self._frames.popleft()
+        if frame.kind is FrameKind.DONE:
+            self._is_busy = False
+        if len(self._frames) < UNREAD_FRAMES // 2 and (self._is_paused or self._decoder.is_mid_frame):
+            self._go_on_reading()
+        if frame.kind is FrameKind.FAILED:  # perhaps the last words on this connection: it is not used again
+            raise failure_in(frame)
+        return frame
+
+    async def rest(self) -> None:
+        """Let others have their turn, if this sandbox has had its own: for who takes long with one frame."""
+        if self._link.turns.is_over:
+            await self._link.turns.next()
+
+    def _go_on_reading(self) -> None:
+        self._decode()
+        if self._is_paused and len(self._frames) < UNREAD_FRAMES // 2 and self._transport:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def look_at_queue(self) -> None:
+        """If nobody is left whom the command could wait for, it is not to wait for long."""
+        if self._stage is FrameKind.WAITING and self._queue_timer is None and not self._link.has_elder(self):
+            self._queue_timer = asyncio.get_running_loop().call_later(QUEUE_GRACE, self._waited_for_nobody)
+
+    def _waited_for_nobody(self) -> None:
+        self._fail(kept_waiting(QUEUE_GRACE))
+        self.abort()
+        self._wake()
+
+    def end(self) -> None:
+        """Of the operation at hand, whole or not."""
+        self._set_stage(FrameKind.DONE)
+
+    def _set_stage(self, stage: FrameKind) -> None:
+        self._stage = stage
+        if self._queue_timer:
+            self._queue_timer.cancel()
+            self._queue_timer = None
+
+    def abort(self) -> None:
+        if self._transport:
+            self._transport.abort()
+
+    def give_up(self, seconds: float) -> None:
+        self._fail(silent(seconds))
+        self.abort()
+        self._wake()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has its own
+
+    def data_received(self, data: bytes) -> None:
+        self._has_answer = True
+        self._decoder.push(data)
+        self._decode()
+        if len(self._frames) >= UNREAD_FRAMES and not self._is_paused and self._transport:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def _decode(self) -> None:
+        """As many frames as may wait. What is left of a read stays as it came, which takes a tenth of the memory."""
+        try:
+            while len(self._frames) < UNREAD_FRAMES and not self._failure and (frame := self._decoder.pop()):
+                self._take(frame)
+        except FrameError as cause:
+            self._fail(misbehaved(f"the agent broke the protocol: {cause}"))
+            self.abort()
+
+    def connection_lost(self, cause: Exception | None) -> None:
+        self._is_unread = isinstance(cause, UNREAD)
+        self._fail(AgentLostError(self._link.ending.message, remedy=self._link.ending.remedy))
+        self._can_write.set()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind in (FrameKind.CALL, FrameKind.INPUT):
+            raise FrameError(f"an agent does not send {frame.kind.name}")
+        if frame.kind is FrameKind.LOST:
+            self._take_lost(frame.payload)
+            return
+        if not self._is_busy and frame.kind is FrameKind.FAILED:
+            self._fail(failure_in(frame))  # turned away before we could ask
+            return
+        if not self._is_busy:
+            raise FrameError(f"a {frame.kind.name} frame came unasked")
+        self._follow(frame.kind)
+        self._is_answered = frame.kind in (FrameKind.DONE, FrameKind.FAILED)
+        self._frames.append(frame)
+
+    def _follow(self, kind: FrameKind) -> None:
+        """A command that waits says so first, and then that it begins, each once."""
+        if kind is FrameKind.WAITING:
+            if self._stage is not FrameKind.CALL or self.session is None:
+                raise FrameError("a command was said to wait that does not")
+            self._set_stage(kind)
+            self.look_at_queue()
+        elif kind is FrameKind.STARTED:
+            if self._stage is not FrameKind.WAITING:
+                raise FrameError("a command was said to begin that had not waited")
+            self._set_stage(kind)
+        elif self._stage is FrameKind.WAITING:
+            if kind not in (FrameKind.DONE, FrameKind.FAILED):
+                raise FrameError(f"a {kind.name} frame came of a command that waits")
+        elif self._stage is FrameKind.CALL:
+            self._stage = FrameKind.STARTED
+
+    def _take_lost(self, payload: bytes) -> None:
+        """Of the latest call or the one before, and each once: there is no third that could be in doubt."""
+        number, problem = decode_lost(payload)
+        if not max(self._last_lost, self._calls - 2) < number <= self._calls:
+            raise FrameError(f"call {number} of {self._calls} cannot be lost")
+        self._last_lost = number
+        if number == self._calls and self._is_busy and not self._is_answered:
+            self._take(Frame(FrameKind.FAILED, problem))
+
+    def _write(self, data: bytes) -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _reason(self) -> Exception:
+        """Why there is no frame. An agent acts on whole frames: a call of which it left something unread did nothing.
+
+        Behind a call that was read there may be input that was not, and that looks the same.
+        """
+        if self._is_unread and not self._has_input and not self._has_answer:
+            return not_running("the sandbox ended before its agent took this call, so nothing of it was done")
+        assert self._failure
+        return self._failure
+
+    def _fail(self, failure: AtollError) -> None:
+        if self._link.sandbox:
+            failure = failure.about(sandbox=self._link.sandbox)
+        self._failure = self._failure or failure
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
