@@ -50,6 +50,14 @@ logger = logging.getLogger("atoll.server")
     help="Where its sockets are.",
 )
 @click.option(
+    "--disk-overcommit",
+    type=click.FloatRange(min=0, min_open=True),
+    envvar="ATOLL_DISK_OVERCOMMIT",
+    show_default="as often as what is in use allows",
+    show_envvar=True,
+    help="How often the pool may be promised to disks; with 1 all of it is allocated now, and every byte is certain.",
+)
+@click.option(
     "--keep-lost",
     default="30d",
     show_default=True,
@@ -83,6 +91,7 @@ def serve(
     allow_host: tuple[str, ...],
     state_dir: Path,
     runtime_dir: Path | None,
+    disk_overcommit: float | None,
     keep_lost: str,
     embedded: bool,
     idle_exit: float,
@@ -110,6 +119,7 @@ def serve(
         is_embedded=embedded,
         idle_exit=idle_exit,
         allowed_hosts=allow_host,
+        disk_overcommit=disk_overcommit,
         keep_lost=parse_duration(keep_lost, "--keep-lost"),
     )
     sink: Sink = StandardError()

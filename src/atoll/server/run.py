@@ -87,7 +87,12 @@ async def open_machine(settings: Settings) -> Machine | None:
     give_up = time.monotonic() + (TAKE_OVER_SECONDS if settings.is_embedded else 0)
     while True:
         try:
-            return Machine(settings.state, settings.runtime, keep_lost=settings.keep_lost)
+            return Machine(
+                settings.state,
+                settings.runtime,
+                keep_lost=settings.keep_lost,
+                disk_overcommit=settings.disk_overcommit,
+            )
         except AtollError as problem:
             if problem.code != ErrorCode.STATE_DIRECTORY_IN_USE:
                 raise

@@ -120,6 +120,8 @@ class SandboxActor:
         except (AgentLostError, AgentTimeoutError, AgentMisbehavedError) as problem:
             problem.about(sandbox=self.name)
             raise
+        except AtollError as problem:
+            raise self._machine.storage.explain(problem, self.name) from problem.__cause__
         finally:
             self._in_use -= 1
             self._last_used = since_boot()
@@ -180,7 +182,7 @@ class SandboxActor:
             await self._machine.engine.thaw(self._live)
             self._is_frozen = False
             self._last_used = since_boot()
-            self._note("thawed", cause=cause, by=by)
+            self._history.note_if_possible("thawed", cause=cause, by=by.name)
 
     async def ensure(self, options: SandboxOptions, by: Caller) -> bool:
         """Make it if its id is new: then True. Start it if it is stopped.
