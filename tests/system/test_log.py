@@ -141,12 +141,12 @@ async def test_the_first_and_last_lines_say_what_ended_it(tmp_path: Path) -> Non
     server = RunningServer(tmp_path)
     await server.start()
     await server.end()
-    first, *_, last = server.log.read_text().splitlines()
-    assert f"begins as process {server.process.pid}, on {server.state}" in first
+    *lines, last = server.log.read_text().splitlines()
+    assert any(line.endswith(f"process {server.process.pid} serves {server.state}") for line in lines)
     assert last.endswith("INFO atoll.server: it ends, told by SIGTERM")
 
 
-async def test_a_server_that_cannot_begin_says_so_with_a_trace(tmp_path: Path) -> None:
+async def test_a_server_that_cannot_begin_says_why(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -159,9 +159,9 @@ async def test_a_server_that_cannot_begin_says_so_with_a_trace(tmp_path: Path) -
     ]
     ran = await asyncio.to_thread(subprocess.run, command, capture_output=True)
     assert ran.returncode == 1
-    log = (tmp_path / "log").read_text()
-    assert "ERROR atoll.server: it ends: " in log
-    assert "    Traceback (most recent call last):" in log
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert "ERROR atoll.server: it ends: " in last
+    assert last.endswith("[STATE_DIRECTORY_UNUSABLE]")
 
 
 async def test_a_person_who_waits_is_told_what_for(tmp_path: Path) -> None:

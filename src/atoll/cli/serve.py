@@ -127,16 +127,18 @@ def serve(
         sink = LogFile(log_file.absolute(), log_size * MIB, log_files, takes_stderr=embedded)
         signal.signal(signal.SIGHUP, lambda *_: sink.reopen())
     with opened_log(sink, LogFormat.JSON if as_json else LogFormat(log_format)):
-        run_logged(settings)
+        run_logged(settings, has_file=log_file is not None)
 
 
-def run_logged(settings: Settings) -> None:
-    """With its beginning and its end, and why that came."""
-    logger.info("atoll %s begins as process %d, on %s", __version__, os.getpid(), settings.state)
+def run_logged(settings: Settings, *, has_file: bool) -> None:
+    """With its end, and why that came. On standard error that is told anyway, if it is an error with a remedy."""
+    if has_file:
+        logger.info("atoll %s begins as process %d, on %s", __version__, os.getpid(), settings.state)
     try:
         run_server(settings)
     except AtollError as problem:
-        logger.error("it ends: %s [%s]", problem.message, problem.code, exc_info=problem)
+        if has_file:
+            logger.error("it ends: %s [%s]", problem.message, problem.code)
         raise
     except (SystemExit, KeyboardInterrupt) as end:
         logger.info("it ends, told by %s", signal_of(end))

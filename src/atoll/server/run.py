@@ -68,6 +68,7 @@ async def _serve(settings: Settings) -> None:
         log_findings(machine.findings)
         server = make_server(settings, roster, Keys(machine.database))
         with listening(settings) as sockets:
+            logger.info("process %d serves %s", os.getpid(), settings.state)
             logger.info("ready on %s", ", ".join(map(_name, sockets)))
             watcher = asyncio.create_task(end_when_idle(server, roster, settings))
             try:
