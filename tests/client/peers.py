@@ -188,6 +188,7 @@ class ContractServer(socketserver.ThreadingUnixStreamServer):
         self.api_key = api_key
         self.sandboxes: dict[str, SandboxInfo] = {}
         self.options: dict[str, SandboxOptions] = {}
+        self.preparing: list[str] = []
         self.sessions: dict[str, SessionInfo] = {}
         self.requests: list[tuple[str, str, bytes]] = []
         self.connections: list[socket.socket] = []
@@ -270,7 +271,12 @@ class ContractHandler(BaseHTTPRequestHandler):
         self.server.requests.append((self.command, self.path, body))
         match self.command, url.path.split("/")[2:]:
             case "GET", ["server"]:
-                self.answer(200, ServerInfo(version="0", pid=os.getpid(), started_at=datetime.now(UTC)))
+                self.answer(
+                    200,
+                    ServerInfo(
+                        version="0", pid=os.getpid(), started_at=datetime.now(UTC), preparing=self.server.preparing
+                    ),
+                )
             case "GET", ["sandboxes"]:
                 wanted = dict(label.split("=", 1) for label in parse_qs(url.query).get("label", []))
                 after, limit = (

@@ -44,6 +44,7 @@ class RunningServer:
     directory: Path
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    open_files: str | None = None  # that it may have, as prlimit takes it
     process: subprocess.Popen[bytes] = field(init=False)
     port: int = field(init=False)
     key: str = field(init=False, default="")
@@ -70,7 +71,8 @@ class RunningServer:
 
     async def start(self) -> None:
         """Returns when it takes requests."""
-        command = [sys.executable, "-m", "atoll.cli", "serve", "--port", "0", *self.options]
+        limit = ["prlimit", f"--nofile={self.open_files}"] if self.open_files else []
+        command = [*limit, sys.executable, "-m", "atoll.cli", "serve", "--port", "0", *self.options]
         directories = ["--state-dir", str(self.state), "--runtime-dir", str(self.directory / "run")]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -80,7 +82,7 @@ class RunningServer:
                 stderr=log,
                 env=os.environ | self.environment,
             )
-        while not (ready := re.search(r"ready on .*:(\d+)$", self.log.read_text(), re.MULTILINE)):
+        while not (ready := re.search(r'ready on [^"\n]*:(\d+)["\n]', self.log.read_text())):
             assert self.process.poll() is None, self.log.read_text()
             await asyncio.sleep(0.01)
         self.port = int(ready[1])

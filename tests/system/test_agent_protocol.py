@@ -438,3 +438,14 @@ async def test_what_an_agent_says_unasked_is_not_taken_for_the_next_answer(tmp_p
         for _ in range(3):
             output = await link.run(Exec(argv=["true"]))
             assert output.stdout == b""
+
+
+async def test_a_connection_that_nobody_uses_is_let_go_and_the_next_call_makes_another(host_box: Box) -> None:
+    await host_box.text("true")
+    link = host_box.link
+    assert len(link._idle) == 1
+    link.let_idle_go(60)
+    assert len(link._idle) == 1, "it was used just now"
+    link.let_idle_go(0)
+    assert not link._idle
+    assert await host_box.text("echo again") == "again"

@@ -53,6 +53,11 @@ def verbs(tmp_path: Path) -> Iterator[tuple[str, ...]]:
     evil = IN_FILES[0]
     yield ("ls",)
     yield ("ls", "--label", f"label-0={NAMES[0]}")
+    yield "ls", "--usage", "--limit", "1"
+    yield "ls", "--after", NAMES[0]
+    yield "ls", "--lost"
+    yield "adopt", evil
+    yield "adopt", "none", "--as", evil, "--image", evil
     yield "inspect", "hostile"
     yield "events", "hostile"
     yield "ps", "hostile"

@@ -400,7 +400,6 @@ async def test_a_key_that_was_deleted_opens_nothing(server: RunningServer) -> No
         ("Host", "evil.example"),
         ("Host", "evil.example:80"),
         ("Host", ""),
-        ("Host", "[::1"),
         ("Host", "localhost.evil.example"),
         ("Origin", "http://evil.example"),
         ("Origin", "null"),
@@ -412,6 +411,13 @@ async def test_a_page_of_another_site_is_refused_even_with_a_key(server: Running
     answer = await server.ask("GET", "/v1/server", tcp=True, headers={**with_key(server), name: value})
     assert answer.status == 403
     assert_is_problem(answer, "FORBIDDEN_ORIGIN")
+
+
+@pytest.mark.parametrize("host", ["[::1", "evil.example@127.0.0.1", "127.0.0.1:http", "127.0.0.1 evil.example"])
+async def test_a_host_that_is_none_is_refused_even_with_a_key(server: RunningServer, host: str) -> None:
+    answer = await server.ask("GET", "/v1/server", tcp=True, headers={**with_key(server), "Host": host})
+    assert answer.status == 400
+    assert_is_problem(answer, "INVALID_REQUEST")
 
 
 async def test_its_own_names_and_its_own_pages_are_let_in(server: RunningServer) -> None:

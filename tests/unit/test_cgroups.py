@@ -24,7 +24,8 @@ from atoll.engine.native.cgroups import (
     quota,
 )
 from atoll.engine.native.host_share import limit_all, share_of
-from atoll.engine.native.syscalls import Namespace, watch_files
+from atoll.engine.native.syscalls import Namespace
+from atoll.engine.native.watch import MemoryNews
 from atoll.engine.native.zygote import Zygote
 
 HYBRID = """\
@@ -50,14 +51,12 @@ def test_quota_keeps_to_what_the_kernel_takes() -> None:
     assert (quota(2), quota(0.25), quota(1 / 16), quota(0.001)) == (200_000, 25_000, 6_250, 1_000)
 
 
-def test_to_watch_a_group_that_is_gone_leaves_no_descriptor() -> None:
+async def test_to_watch_a_group_that_is_gone_leaves_no_descriptor() -> None:
     cgroups = open_cgroups()
     assert cgroups
     before = os.listdir("/proc/self/fd")
     with pytest.raises(FileNotFoundError):
-        cgroups.watch("test-gone")
-    with pytest.raises(OSError):
-        watch_files(["/proc/self/status", "/nowhere"])
+        MemoryNews(cgroups).add("test-gone", print)
     assert os.listdir("/proc/self/fd") == before
     cgroups.close()
 
@@ -113,7 +112,8 @@ def test_everyone_in_a_group_is_killed_and_whoever_watches_it_is_told(unified: C
     unified.create("test-kill")
     group = unified.clone_into("test-kill")
     assert group is not None
-    watch = unified.watch("test-kill")
+    watch = unified.open_channel()
+    unified.announce("test-kill", watch)
     with pytest.raises(BlockingIOError):
         os.read(watch, 4096)
     zygote = Zygote(Namespace.UTS, wait_for_ever)

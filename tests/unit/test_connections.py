@@ -183,3 +183,61 @@ async def test_a_client_whose_machine_is_gone_is_given_up(listener: socket.socke
     with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+
+
+async def open_halves(listener: socket.socket, number: int) -> list[Client]:
+    """Clients that send half a head, which the server has read."""
+    halves = [await asyncio.open_connection(*listener.getsockname()) for _ in range(number)]
+    for _, writer in halves:
+        writer.write(b"GET / HTTP/1.1\r\nhost: ")
+    return halves
+
+
+async def test_half_sent_heads_keep_nobody_out(
+    listener: socket.socket, state: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one address, and more than there may be connections."""
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 200)
+    halves = await open_halves(listener, 250)
+    for _ in range(10):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(REQUEST)
+        assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+        writer.close()
+    assert await read_all(halves[0][0]) == b""  # the oldest gave way
+    assert len(state.connections) <= 200
+    for _, writer in halves:
+        writer.close()
+
+
+async def test_connections_that_were_let_in_do_not_give_way(
+    listener: socket.socket, state: ServerState, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client[1].write(REQUEST)
+    await client[0].readuntil(b"hello")
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
+    halves = await open_halves(listener, 50)
+    client[1].write(REQUEST)
+    assert (await client[0].readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+    for _, writer in halves:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://localhost/", b"localhost", b"200"),
+        (b"HTTP://LocalHost:1/?a=http://b", b"localhost:1", b"200"),
+        (b"/?a=http://evil.example", b"localhost", b"200"),
+        (b"http://evil.example/", b"localhost", b"400"),
+        (b"http://localhost/", b"evil.example", b"400"),
+        (b"http://evil.example@localhost/", b"localhost", b"400"),
+        (b"http://localhost:2/", b"localhost:1", b"400"),
+    ],
+)
+async def test_a_target_that_names_another_host_is_refused(
+    client: Client, target: bytes, host: bytes, status: bytes
+) -> None:
+    reader, writer = client
+    writer.write(b"GET %b HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % (target, host))
+    assert (await read_all(reader)).startswith(b"HTTP/1.1 %b " % status)

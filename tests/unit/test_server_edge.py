@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.server.auth import Gate, check_origin, host_name, is_unix
+from atoll.server.auth import Gate, check_heads, check_origin, host_name, is_unix
 from atoll.server.commands import Characters
 from atoll.server.docs_page import page
 from atoll.server.openapi import document
@@ -36,9 +36,22 @@ from atoll.supervisor.roster import Roster
         ("LocalHost:7070", "localhost"),
         ("127.0.0.1:1", "127.0.0.1"),
         ("[::1]:7070", "::1"),
-        ("user@localhost", "localhost"),
+        ("user@localhost", ""),
+        ("evil.example@127.0.0.1", ""),
+        ("127.0.0.1@evil.example", ""),
+        ("user:word@localhost", ""),
+        ("localhost:", ""),
+        ("localhost:http", ""),
+        ("localhost:70700", ""),
+        ("localhost:-1", ""),
+        ("local host", ""),
+        ("localhost\t", ""),
+        ("localhost,localhost", ""),
+        ("localhost#", ""),
+        ("localhost\u00e9", ""),
+        ("localhost:\u0661", ""),
         ("localhost.evil.example", "localhost.evil.example"),
-        ("evil.example/localhost", "evil.example"),
+        ("evil.example/localhost", ""),
         ("", ""),
         ("[::1", ""),
         ("[nonsense]", ""),
@@ -100,12 +113,25 @@ async def pass_gate(
         ("192.0.2.8", 403),
         ("evil.example", 403),
         ("192.0.2.7.evil.example", 403),
+        ("evil.example@192.0.2.7", 400),
+        ("192.0.2.7:7070:1", 400),
+        ("192.0.2.7:x", 400),
+        ("192.0.2.7 evil.example", 400),
         ("", 403),
     ],
 )
 async def test_the_address_that_was_connected_to_is_a_name_of_the_server(keys: Keys, host: str, status: int) -> None:
     _, key = keys.create("mine")
     assert (await pass_gate(keys, host=host, key=key))[0] == status
+
+
+@pytest.mark.parametrize("name", [b"host", b"authorization", b"origin"])
+def test_a_header_that_is_there_twice_is_refused(name: bytes) -> None:
+    """Also if both say the same."""
+    check_heads([(b"host", b"localhost"), (b"accept", b"a"), (b"accept", b"b")])
+    with pytest.raises(AtollError, match="more than once") as caught:
+        check_heads([(name, b"localhost"), (b"accept", b"a"), (name, b"localhost")])
+    assert status_of(caught.value) == 400
 
 
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/v1/server"])

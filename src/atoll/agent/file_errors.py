@@ -18,7 +18,9 @@ class _Refusal(NamedTuple):
 
 
 _NO_SPACE = _Refusal(
-    ErrorCode.NO_SPACE, "no space is left for {}", "Delete what is not needed, or give the sandbox a larger disk."
+    ErrorCode.NO_SPACE,
+    "no space is left for {}",
+    "Delete what is not needed, or give the sandbox a larger disk. If that is not full, the pool is: `atoll doctor`.",
 )
 _DENIED = _Refusal(
     ErrorCode.PERMISSION_DENIED,

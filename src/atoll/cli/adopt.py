@@ -7,6 +7,7 @@ import click
 from atoll.cli.options import server_options
 from atoll.cli.tables import print_document
 from atoll.client_sync.lost import adopt_lost_sandbox
+from atoll.protocol.printable import printable
 
 
 @click.command(short_help="Make a lost disk a sandbox again.")
@@ -25,4 +26,4 @@ def adopt(
     if as_json:
         print_document(info)
     else:
-        click.echo(info.id)
+        click.echo(printable(info.id))

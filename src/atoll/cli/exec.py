@@ -8,6 +8,7 @@ import click
 
 from atoll.cli.live_command import CommandWithWords, How, command_options, run_command, to_command
 from atoll.cli.options import id_argument, server_options
+from atoll.cli.preparations import telling_preparations
 from atoll.client_sync.commands import Commands
 from atoll.client_sync.sandbox import Sandbox, get_sandbox
 from atoll.protocol.errors import AlreadyExistsError, NotFoundError
@@ -44,7 +45,7 @@ def exec(
     It is 124 after --timeout, 127 if there is no such program, 126 if it cannot be executed, 125 if Atoll failed
     before it ran, and 255 if Atoll failed later, so that it may have run. Ctrl-C ends the command.
     """
-    with get_sandbox(sandbox_id, url=url, api_key=api_key) as sandbox:
+    with telling_preparations(url, api_key), get_sandbox(sandbox_id, url=url, api_key=api_key) as sandbox:
         commands = sandbox if session is None else find_session(sandbox, session)
         how = How(cwd=cwd, env=dict(env), timeout=timeout)
         context.exit(run_command(commands, to_command(words), how, as_json=as_json))

@@ -76,7 +76,7 @@ def to_lost_table(lost: list[LostSandbox], now: datetime) -> Table:
     table = make_table("name", "id", "image", "since", "reason")
     for disk in lost:
         table.add_row(
-            Text(disk.name, "bold"),
+            Text(printable(disk.name), "bold"),
             printable(disk.id or "-"),
             printable(disk.image or "-"),
             span(now - disk.since),

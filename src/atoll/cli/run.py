@@ -7,6 +7,7 @@ import click
 from atoll.cli.ending import hold_signals
 from atoll.cli.live_command import AfterwardsError, CommandWithWords, How, command_options, run_command, to_command
 from atoll.cli.options import server_options
+from atoll.cli.preparations import telling_preparations
 from atoll.client_sync.sandbox import Sandbox, temporary_sandbox
 from atoll.protocol.errors import AtollError, ErrorCode
 
@@ -44,7 +45,9 @@ def run(
     """
     sandbox = temporary_sandbox(image=image, url=url, api_key=api_key)
     how = How(cwd=cwd, env=dict(env), timeout=timeout)
-    context.exit(run_once(sandbox, words, how, as_json=as_json))
+    with telling_preparations(url, api_key):
+        code = run_once(sandbox, words, how, as_json=as_json)
+    context.exit(code)
 
 
 def run_once(sandbox: Sandbox, words: tuple[str, ...], how: How, *, as_json: bool) -> int:

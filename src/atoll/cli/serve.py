@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from pathlib import Path
 
 import click
-import msgspec
 
-from atoll.cli.options import json_option
+from atoll import __version__
 from atoll.client_sync.local_server import runtime_of
 from atoll.protocol.durations import parse_duration
+from atoll.protocol.errors import AtollError
+from atoll.protocol.limits import MIB
 from atoll.server.run import serve as run_server
 from atoll.server.settings import IDLE_EXIT_SECONDS, Settings
 from atoll.supervisor.machine import DEFAULT_RUNTIME, DEFAULT_STATE
+from atoll.telemetry.log import opened_log
+from atoll.telemetry.log_file import LogFile, Sink, StandardError
+from atoll.telemetry.log_lines import LogFormat
 
 DEFAULT_PORT = 7070
+
+logger = logging.getLogger("atoll.server")
 
 
 @click.command()
@@ -42,6 +50,14 @@ DEFAULT_PORT = 7070
     help="Where its sockets are.",
 )
 @click.option(
+    "--disk-overcommit",
+    type=click.FloatRange(min=0, min_open=True),
+    envvar="ATOLL_DISK_OVERCOMMIT",
+    show_default="as often as what is in use allows",
+    show_envvar=True,
+    help="How often the pool may be promised to disks; with 1 all of it is allocated now, and every byte is certain.",
+)
+@click.option(
     "--keep-lost",
     default="30d",
     show_default=True,
@@ -50,66 +66,89 @@ DEFAULT_PORT = 7070
 )
 @click.option("--embedded", is_flag=True, hidden=True, help="End when nobody needs the server any more.")
 @click.option("--idle-exit", type=float, default=IDLE_EXIT_SECONDS, hidden=True)
-@json_option
+@click.option(
+    "--log-format",
+    type=click.Choice([format.value for format in LogFormat]),
+    default=LogFormat.TEXT.value,
+    show_default=True,
+    help="How each entry of the log is written.",
+)
+@click.option(
+    "--log-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the log goes instead of standard error; SIGHUP has it opened anew.",
+)
+@click.option(
+    "--log-size", type=click.IntRange(1), default=10, metavar="MIB", help="A file of so many MiB is full; 10."
+)
+@click.option(
+    "--log-files", type=click.IntRange(0, 1000), default=5, metavar="N", help="So many full ones are kept; 5."
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --log-format json; errors too.")
 def serve(
     host: str | None,
     port: int | None,
     allow_host: tuple[str, ...],
     state_dir: Path,
     runtime_dir: Path | None,
+    disk_overcommit: float | None,
     keep_lost: str,
     embedded: bool,
     idle_exit: float,
+    log_format: str,
+    log_file: Path | None,
+    log_size: int,
+    log_files: int,
     as_json: bool,
 ) -> None:
     """Run the server in the foreground.
 
     It listens on a Unix socket in the runtime directory; with --host or --port also on TCP, where every request needs
-    an API key (see `atoll key create`). Its log goes to standard error; with --json each entry is a document.
+    an API key (see `atoll key create`). Its log goes to standard error, or to a file that is put away when it is full:
+    a line for each sandbox that is made, changes its state or is destroyed, for what is refused, and for what fails.
+    It never has a command, a variable or a key in it.
     """
-    open_log(as_json=as_json)
     if host is not None and port is None:
         port = DEFAULT_PORT
     state = state_dir.absolute()
-    run_server(
-        Settings(
-            state=state,
-            runtime=runtime_dir.absolute() if runtime_dir else runtime_of(state),
-            host=host,
-            port=port,
-            is_embedded=embedded,
-            idle_exit=idle_exit,
-            allowed_hosts=allow_host,
-            keep_lost=parse_duration(keep_lost, "--keep-lost"),
-        )
+    settings = Settings(
+        state=state,
+        runtime=runtime_dir.absolute() if runtime_dir else runtime_of(state),
+        host=host,
+        port=port,
+        is_embedded=embedded,
+        idle_exit=idle_exit,
+        allowed_hosts=allow_host,
+        disk_overcommit=disk_overcommit,
+        keep_lost=parse_duration(keep_lost, "--keep-lost"),
     )
+    sink: Sink = StandardError()
+    if log_file is not None:
+        sink = LogFile(log_file.absolute(), log_size * MIB, log_files, takes_stderr=embedded)
+        signal.signal(signal.SIGHUP, lambda *_: sink.reopen())
+    with opened_log(sink, LogFormat.JSON if as_json else LogFormat(log_format)):
+        run_logged(settings, has_file=log_file is not None)
 
 
-class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An entry of the log, as `--json` prints it."""
-
-    time: float
-    level: str
-    logger: str
-    message: str
-    traceback: str = ""
-
-
-class JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = LogLine(
-            time=record.created,
-            level=record.levelname.lower(),
-            logger=record.name,
-            message=record.getMessage(),
-            traceback=self.formatException(record.exc_info) if record.exc_info else "",
-        )
-        return msgspec.json.encode(line).decode()
+def run_logged(settings: Settings, *, has_file: bool) -> None:
+    """With its end, and why that came. On standard error that is told anyway, if it is an error with a remedy."""
+    if has_file:
+        logger.info("atoll %s begins as process %d, on %s", __version__, os.getpid(), settings.state)
+    try:
+        run_server(settings)
+    except AtollError as problem:
+        if has_file:
+            logger.error("it ends: %s [%s]", problem.message, problem.code)
+        raise
+    except (SystemExit, KeyboardInterrupt) as end:
+        logger.info("it ends, told by %s", signal_of(end))
+        raise
+    except BaseException:
+        logger.exception("it ends, since it failed")
+        raise
+    logger.info("it ends")
 
 
-def open_log(*, as_json: bool) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    )
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+def signal_of(end: BaseException) -> str:
+    code = end.code if isinstance(end, SystemExit) else 128 + signal.SIGINT
+    return signal.Signals(code - 128).name if isinstance(code, int) and code > 128 else f"exit code {code}"

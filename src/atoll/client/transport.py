@@ -14,8 +14,10 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -40,6 +42,10 @@ PROBE_SECONDS = 10.0
 END_SECONDS = 0.1  # for the end of an answer whose last frame is here; later ones cost us the connection
 MAX_HEAD = 64 * 1024
 MAX_ANSWER = 64 * 2**20
+
+_PREPARED = re.compile(rb'"preparing":\["([ -!#-\[\]-~]{1,200})"')  # of GET /v1/server, in ASCII and safe to print
+
+logger = logging.getLogger("atoll.client")
 
 Opener = Callable[[], Awaitable[Stream]]
 
@@ -145,6 +151,8 @@ class Transport:
         if not is_alive:
             raise self.lost("no longer answers")
         self._alive_at = time.monotonic()
+        if prepared := _PREPARED.search(is_alive):
+            logger.info("the server at %s is preparing %s", self.address, prepared[1].decode())
 
     def lost(self, what: str) -> AtollError:
         return error(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import select
 import subprocess
@@ -31,11 +32,14 @@ RUNTIME_DIRECTORY = "/run/atoll"
 SOCKET, LOCK, LOG, OLD_LOG = "server.sock", "server-start.lock", "server.log", "server.log.1"
 START_SECONDS = 60.0
 LOOK_PAUSE = 0.02
-MAX_LOG = 2**20  # of all servers that were started; the next begins another, and one that is full is kept
+MAX_LOG = 2**20  # of all servers that were started; another is begun then, and the one before it is kept
+LOG_BOUNDS = ["--log-size", "1", "--log-files", "1"]
 LOG_TAIL = 2000
 COMMAND = [sys.executable, "-m", "atoll.cli", "serve", "--embedded"]
 # The shell ends at once, so that the server is adopted by init and leaves no zombie with us.
 DETACH = ["/bin/sh", "-c", '"$0" "$@" >&2 & echo $!']
+
+logger = logging.getLogger("atoll.client_sync")
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,10 @@ class LocalServer:
 
     def _spawn(self, log: int) -> int:
         directories = ["--state-dir", str(self.state), "--runtime-dir", str(self.runtime)]
+        logger.info("starting the server of this machine; %s is its log", self.state / LOG)
         try:
             shell = subprocess.run(
-                [*DETACH, *COMMAND, *directories],
+                [*DETACH, *COMMAND, *directories, "--log-file", str(self.state / LOG), *LOG_BOUNDS],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -15,8 +15,10 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -41,6 +43,10 @@ PROBE_SECONDS = 10.0
 END_SECONDS = 0.1  # for the end of an answer whose last frame is here; later ones cost us the connection
 MAX_HEAD = 64 * 1024
 MAX_ANSWER = 64 * 2**20
+
+_PREPARED = re.compile(rb'"preparing":\["([ -!#-\[\]-~]{1,200})"')  # of GET /v1/server, in ASCII and safe to print
+
+logger = logging.getLogger("atoll.client_sync")
 
 Opener = Callable[[], Stream]
 
@@ -146,6 +152,8 @@ class Transport:
         if not is_alive:
             raise self.lost("no longer answers")
         self._alive_at = time.monotonic()
+        if prepared := _PREPARED.search(is_alive):
+            logger.info("the server at %s is preparing %s", self.address, prepared[1].decode())
 
     def lost(self, what: str) -> AtollError:
         return error(

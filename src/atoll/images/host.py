@@ -25,6 +25,7 @@ from atoll.images.names import HOST
 from atoll.images.skeleton import plain_umask, write_skeleton
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.rootfs import Overlay, Rootfs
+from atoll.telemetry.preparations import preparing
 
 FORMAT = 1  # part of the state: a new way of building makes new roots
 WATCHED = (
@@ -110,7 +111,8 @@ class HostImage:
             root = self._store / state.digest
             try:
                 if not root.is_dir():
-                    self._build(root, state)
+                    with preparing("the image of this host, as its packages are now"):
+                        self._build(root, state)
                 return self._rootfs(root, self._label(state))
             except OSError as cause:
                 if root.is_dir():  # somebody else was faster, and theirs is as good

@@ -97,6 +97,7 @@ class ErrorCode(StrEnum):
     NO_SPACE = "NO_SPACE"
     TOO_MANY_OPEN_FILES = "TOO_MANY_OPEN_FILES"
     POOL_DAMAGED = "POOL_DAMAGED"
+    POOL_READ_ONLY = "POOL_READ_ONLY"
     LIMITS_NOT_ENFORCEABLE = "LIMITS_NOT_ENFORCEABLE"
     SANDBOX_START_FAILED = "SANDBOX_START_FAILED"
     STATE_DIRECTORY_UNUSABLE = "STATE_DIRECTORY_UNUSABLE"
@@ -370,6 +371,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.NO_SPACE: NoSpaceError,
     ErrorCode.TOO_MANY_OPEN_FILES: HostError,
     ErrorCode.POOL_DAMAGED: HostError,
+    ErrorCode.POOL_READ_ONLY: HostError,
     ErrorCode.LIMITS_NOT_ENFORCEABLE: HostError,
     ErrorCode.SANDBOX_START_FAILED: HostError,
     ErrorCode.STATE_DIRECTORY_UNUSABLE: HostError,
@@ -414,7 +416,7 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
         return error(
             ErrorCode.NO_SPACE,
             f"no space is left to write {path}",
-            remedy="Free some space on the disk that holds it, or destroy sandboxes.",
+            remedy="Free some space on the disk that holds it (`df`), or files where it has no inode left (`df -i`).",
             path=path,
         )
     if cause.errno in (errno.EMFILE, errno.ENFILE):

@@ -146,6 +146,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     pid: int
     started_at: datetime
+    preparing: list[str] = []  # what takes seconds once, and is under way
 
 
 def check_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -17,10 +19,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.sandboxes import MUST_EXIST
-from atoll.server.problems import problem_response
+from atoll.server.problems import MAX_PATH, bad_request, problem_response
 from atoll.store.keys import ID_LENGTH, PREFIX, Keys, id_of
 from atoll.supervisor.actor import Caller
+from atoll.telemetry.log import Seldom
+from atoll.telemetry.log_lines import about
 
+ONCE = (b"host", b"authorization", b"origin")
+MAX_PORT = 65_535
+_HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 LOCAL = "local"  # who asks, over the Unix socket
 OPEN_PATHS = ("/docs", "/openapi.json")
 KEY_PROTOCOL = "atoll.key."
@@ -34,6 +41,7 @@ class Gate:
         self._app = app
         self._keys = keys
         self._hosts = {host.lower() for host in hosts}
+        self._refused = Seldom(logging.getLogger("atoll.server"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -42,6 +50,8 @@ class Gate:
         try:
             scope["caller"] = Caller(self._identify(scope), MUST_EXIST_HEADER in scope["headers"])
         except AtollError as problem:
+            told = about(code=problem.code.value)
+            self._refused.log(logging.WARNING, "%s was refused: %s", _asker(scope), problem.message, extra=told)
             answer = problem_response(problem)
             answer.headers["connection"] = "close"  # a stranger's is not kept
             await answer(scope, receive, send)
@@ -51,6 +61,7 @@ class Gate:
     def _identify(self, scope: Scope) -> str:
         if is_unix(scope):
             return LOCAL
+        check_heads(scope["headers"])
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         self._check_host(headers.get(b"host", ""), scope)
         check_origin(headers)
@@ -81,6 +92,24 @@ class Gate:
                 f"{host!r:.200} is not a name of this server",
                 remedy="Use its own address, or start it with --allow-host.",
             )
+
+
+def _asker(scope: Scope) -> str:
+    client = scope.get("client")
+    where = f" from {client[0]}:{client[1]}" if client else ""
+    return f"{scope.get('method', 'WebSocket')} {scope['path'][:MAX_PATH]}{where}"
+
+
+def check_heads(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """What is there twice, or makes no sense, a proxy in front of us may read otherwise than we do."""
+    given = [(name, value) for name, value in headers if name in ONCE]
+    for name in ONCE:
+        if sum(name == one for one, _ in given) > 1:
+            raise bad_request(f"the header {name.decode()} is there more than once", "Send it once.")
+    for name, value in given:
+        if name == b"host" and value and not host_name(value.decode("latin-1")):
+            remedy = "Send the server's name or address, with a port or without, and nothing else."
+            raise bad_request(f"Host: {value.decode('latin-1')!r:.200} is no host", remedy)
 
 
 def closing(send: Send) -> Send:
@@ -126,11 +155,11 @@ def authority(origin: str) -> str:
 
 
 def host_name(host: str) -> str:
-    """Without the port; an IPv6 address without its brackets."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
+    """Without the port; an IPv6 address without its brackets. Nothing of what is no host and port, and nothing else."""
+    match = _HOST.fullmatch(host)
+    if not match or int(match["port"] or 0) > MAX_PORT:
         return ""
+    return (match["address"] or match["name"]).lower()
 
 
 def address_of(scope: Scope) -> str | None:

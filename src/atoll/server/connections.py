@@ -2,13 +2,15 @@
 
 Rules:
 1. Until a request has been let in, its client is anybody. It may make us keep MAX_HEAD bytes, for HEAD_SECONDS.
-2. So many connections over TCP, and no more; whoever may use the Unix socket always gets in.
+2. So many connections over TCP, and no more; whoever may use the Unix socket always gets in. Those without a whole head
+   are few for each address, and give way (`strangers.py`), so that they keep nobody out.
 3. A client's departure is noticed also while it is not read from.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +23,15 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.server.problems import problem_response
+from atoll.server.strangers import PATIENCE_SECONDS, Strangers
+from atoll.supervisor.descriptors import is_reserved, no_room
 
 MAX_HEAD = 64 * 1024
-HEAD_SECONDS = 30.0
+HEAD_SECONDS = PATIENCE_SECONDS
 MAX_CONNECTIONS = 2_048
 MAX_PIPELINED = 16
+LAST_PART = 0.25  # of the reserve of descriptors, which no client gets
+CLOSED_FOR_ROOM = 4  # idle connections, for a new one
 DEPARTURE = "atoll.departure"  # the extension of a scope by which an endpoint gets at its client's `Departure`
 
 NOT_HTTP = error(
@@ -37,6 +43,11 @@ HEAD_TOO_LARGE = error(
     ErrorCode.HEAD_TOO_LARGE,
     f"the head of the request has more than {MAX_HEAD} bytes",
     remedy="Send shorter headers; what is large goes into the body.",
+)
+WRONG_TARGET = error(
+    ErrorCode.INVALID_REQUEST,
+    "the URL of the request names another host than its Host header",
+    remedy="Ask for a path, such as /v1/server, and name the server in Host.",
 )
 TOO_MANY = error(
     ErrorCode.TOO_MANY_CONNECTIONS,
@@ -52,12 +63,41 @@ class ClientConnection(HttpToolsProtocol):
         self.flow = self._watched_flow = WatchedFlow(transport, self.loop)
         self._head_bytes = 0
         self._bytes_of_nothing = 0  # came since the last that made a head, a piece of a body or a whole request
-        self._is_in_head = self._is_in_body = False
+        self._is_in_head = self._is_in_body = self._is_for_one_request = False
         self._deadline: asyncio.TimerHandle | None = None
-        if len(self.connections) > MAX_CONNECTIONS and self.server and self.server[1] is not None:
+        is_tcp = bool(self.server and self.server[1] is not None)
+        self._address = self.client[0] if is_tcp and self.client else None
+        if not self._has_room(transport, 1.0 if is_tcp else 0.5):
+            self._refuse(no_room())
+        elif is_tcp and len(self.connections) > MAX_CONNECTIONS and not self._strangers.make_room(self):
             self._refuse(TOO_MANY)
         else:
             self._set_deadline()
+
+    @property
+    def _strangers(self) -> Strangers:
+        """Of this server: all its connections share this state."""
+        found: Strangers = vars(self.server_state).setdefault("strangers", Strangers())
+        return found
+
+    def _has_room(self, transport: asyncio.Transport, part: float) -> bool:
+        """Those that nobody uses are closed for it: their clients come again when they need us.
+
+        That helps the next. This one has a descriptor of the reserve, so it is not kept for longer than a request.
+        """
+        fd = transport.get_extra_info("socket").fileno()
+        if not is_reserved(fd, part):
+            return True
+        idle = [one for one in self.connections if one is not self and getattr(one, "is_idle", False)]
+        for connection in idle[:CLOSED_FOR_ROOM]:
+            connection.transport.close()
+        self._is_for_one_request = True
+        return bool(idle) and not is_reserved(fd, LAST_PART)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its client has had its last answer and has not begun to ask again."""
+        return (self.cycle is not None and self.cycle.response_complete) and not (self._is_in_head or self.pipeline)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
@@ -91,6 +131,9 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._cancel_deadline()
+        if not agrees_with_host(self.url, self.headers):
+            self._refuse(WRONG_TARGET)
+            raise ValueError(WRONG_TARGET.message)
         if self._head_bytes > MAX_HEAD:  # it may have come as a whole, in one piece or two
             self._refuse(HEAD_TOO_LARGE)
             raise ValueError(HEAD_TOO_LARGE.message)  # so that the parser stops
@@ -98,6 +141,8 @@ class ClientConnection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("so many requests before the first is answered")  # which the parser takes for a bad one
         super().on_headers_complete()
+        if self._is_for_one_request and self.cycle:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._bytes_of_nothing = 0
@@ -117,12 +162,20 @@ class ClientConnection(HttpToolsProtocol):
 
     def _set_deadline(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+            patience = HEAD_SECONDS
+            if self._address is not None:
+                self._strangers.add(self, self._address, self.loop.time())
+                patience = min(patience, self._strangers.patience)
+            self._deadline = self.loop.call_later(patience, self.transport.abort)
 
     def _cancel_deadline(self) -> None:
         if self._deadline:
             self._deadline.cancel()
             self._deadline = None
+            self._strangers.discard(self)
+
+    def give_way(self) -> None:
+        self.transport.abort()
 
     def _refuse(self, problem: AtollError) -> None:
         if self.transport.is_closing():
@@ -132,6 +185,15 @@ class ClientConnection(HttpToolsProtocol):
         head = [STATUS_LINE[answer.status_code], *(b"%b: %b\r\n" % pair for pair in answer.raw_headers), b"\r\n"]
         self.transport.write(b"".join(head) + bytes(answer.body))
         self.transport.close()
+
+
+def agrees_with_host(target: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
+    """A target may be a whole URL, as proxies get it. Then it is that which counts, and it must be what Host says."""
+    scheme, found, rest = target.partition(b"://")
+    if not found or b"/" in scheme or b"?" in scheme:
+        return True
+    authority = re.split(rb"[/?#]", rest, maxsplit=1)[0].lower()
+    return [authority] == [value.lower() for name, value in headers if name == b"host"]
 
 
 class ClientWebSocket(WebSocketsSansIOProtocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -10,8 +11,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
+from starlette.types import Scope
 
-from atoll.protocol.errors import AtollError, CallerError, ErrorBody, ErrorCode, HostError, SandboxError, error
+from atoll.protocol.errors import (
+    AtollError,
+    CallerError,
+    ErrorBody,
+    ErrorCode,
+    HostError,
+    SandboxError,
+    error,
+    too_many_open_files,
+)
+from atoll.telemetry.log import Seldom
+from atoll.telemetry.log_lines import about
 
 _STATUS = {
     ErrorCode.IMAGE_NOT_FOUND: 404,
@@ -60,7 +73,9 @@ _BY_BRANCH = ((CallerError, 400), (SandboxError, 409), (HostError, 503))
 
 CLIENT_GONE = 499  # as nginx has it
 
-logger = logging.getLogger("atoll.server")
+MAX_PATH = 200
+
+_ours = Seldom(logging.getLogger("atoll.server"))
 
 
 def status_of(problem: AtollError) -> int:
@@ -82,8 +97,21 @@ def bad_request(message: str, remedy: str = "See /docs for what this route takes
     return error(ErrorCode.INVALID_REQUEST, message, remedy=remedy)
 
 
+def log_if_ours(problem: AtollError, scope: Scope) -> None:
+    """What this machine or we are to blame for; the rest is between the caller and the sandbox."""
+    if isinstance(problem, HostError) or problem.code is ErrorCode.INTERNAL_ERROR:
+        told = about(code=problem.code.value, path=scope["path"][:MAX_PATH])
+        _ours.log(logging.ERROR, "%s failed: %s", _named(scope), problem.message, exc_info=problem, extra=told)
+
+
+def _named(scope: Scope) -> str:
+    """A request without its query, which may hold what is nobody's business."""
+    return f"{scope.get('method', 'WebSocket')} {scope['path'][:MAX_PATH]}"
+
+
 async def on_atoll_error(request: Request, cause: Exception) -> Response:
     assert isinstance(cause, AtollError)
+    log_if_ours(cause, request.scope)
     return problem_response(cause)
 
 
@@ -108,7 +136,9 @@ def _methods_of(request: Request) -> list[str]:
 
 
 async def on_any_error(request: Request, cause: Exception) -> Response:
-    logger.exception("%s %s failed", request.method, request.url.path, exc_info=cause)
+    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+        return problem_response(too_many_open_files(cause))
+    _ours.log(logging.ERROR, "%s failed", _named(request.scope), exc_info=cause)
     body = ErrorBody(
         code=ErrorCode.INTERNAL_ERROR, message="the server failed at this", remedy="Its log has the details; report it."
     )

@@ -24,7 +24,7 @@ from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
 from atoll.protocol.messages import encode_message, session_of
 from atoll.server.connections import Departure, departure_of
-from atoll.server.problems import problem_response
+from atoll.server.problems import log_if_ours, problem_response
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_link import AgentLink, Operation
 from atoll.supervisor.roster import Roster
@@ -43,6 +43,7 @@ class Relay:
         try:
             await self._relay(scope, receive, answer)
         except AtollError as problem:
+            log_if_ours(problem, scope)
             if answer.has_begun:
                 await answer.fail(problem)
             else:

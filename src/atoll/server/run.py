@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from msgspec.structs import asdict
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import MAX_PAYLOAD
@@ -22,8 +23,11 @@ from atoll.server.connections import ClientConnection, ClientWebSocket
 from atoll.server.settings import Settings
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
+from atoll.supervisor.descriptors import FEWEST_OPEN_FILES, check_limit
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.reconcile import Findings
 from atoll.supervisor.roster import Roster
+from atoll.telemetry.log_lines import about
 
 KEEP_ALIVE_SECONDS = 3600
 GRACEFUL_SECONDS = 5
@@ -51,6 +55,7 @@ def serve(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> None:
+    take_enough_files()  # before anything is made
     machine = await open_machine(settings)
     if machine is None:
         logger.info("another server is there, so this one is not needed")
@@ -60,8 +65,10 @@ async def _serve(settings: Settings) -> None:
         raise occupied(settings.socket)
     raise_file_limit()
     async with machine, Roster(machine, Timeline(machine.database)) as roster:
+        log_findings(machine.findings)
         server = make_server(settings, roster, Keys(machine.database))
         with listening(settings) as sockets:
+            logger.info("process %d serves %s", os.getpid(), settings.state)
             logger.info("ready on %s", ", ".join(map(_name, sockets)))
             watcher = asyncio.create_task(end_when_idle(server, roster, settings))
             try:
@@ -81,7 +88,12 @@ async def open_machine(settings: Settings) -> Machine | None:
     give_up = time.monotonic() + (TAKE_OVER_SECONDS if settings.is_embedded else 0)
     while True:
         try:
-            return Machine(settings.state, settings.runtime, keep_lost=settings.keep_lost)
+            return Machine(
+                settings.state,
+                settings.runtime,
+                keep_lost=settings.keep_lost,
+                disk_overcommit=settings.disk_overcommit,
+            )
         except AtollError as problem:
             if problem.code != ErrorCode.STATE_DIRECTORY_IN_USE:
                 raise
@@ -90,6 +102,23 @@ async def open_machine(settings: Settings) -> Machine | None:
                     return None
                 raise
         await asyncio.sleep(TAKE_OVER_PAUSE_SECONDS)
+
+
+def log_findings(found: Findings) -> None:
+    """What an earlier server left."""
+    counted = ", ".join(f"{len(names)} {what}" for what, names in asdict(found).items() if names)
+    if counted:
+        logger.info("sandboxes found: %s", counted)
+    for name in found.damaged:
+        logger.error("sandbox %s: its record is damaged", name, extra=about(sandbox=name))
+
+
+def take_enough_files() -> None:
+    """For the shells of sandboxes too: they begin with the limits that there are now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    check_limit(hard)
+    if soft != resource.RLIM_INFINITY and soft < FEWEST_OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_OPEN_FILES, hard))
 
 
 def raise_file_limit() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from atoll.server.problems import json_response
+from atoll.telemetry.preparations import under_way
 
 
 async def get_server(request: Request) -> Response:
-    return json_response(request.app.state.info)
+    return json_response(msgspec.structs.replace(request.app.state.info, preparing=under_way()))

@@ -21,6 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     is_embedded: bool = False
     idle_exit: float = IDLE_EXIT_SECONDS
     allowed_hosts: tuple[str, ...] = ()
+    disk_overcommit: float | None = None  # how often the pool may be promised; None: as often as what is in use allows
     keep_lost: float = KEEP_LOST_SECONDS
 
     @property

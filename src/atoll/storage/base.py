@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import SandboxId
 from atoll.storage.epitaphs import Epitaphs
 from atoll.storage.lost import LostDisks
@@ -69,6 +70,10 @@ class Storage(Protocol):
 
     def used(self, sandbox: SandboxId) -> int:
         """Bytes in use."""
+        ...
+
+    def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:
+        """What is behind `problem`, if it is that the disk of this sandbox takes no more; else the same."""
         ...
 
     def close(self) -> None:

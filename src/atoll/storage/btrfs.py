@@ -53,14 +53,19 @@ def destroy_subvolume(directory: int, name: str) -> None:
     fcntl.ioctl(directory, _SUBVOLUME_DESTROY, _named(name))
 
 
-def limit(subvolume: int, size: int) -> None:
-    """Let the subvolume, open as a directory, hold at most `size` bytes."""
-    request = struct.pack("QQQQQQ", id_of(subvolume), _LIMIT_REFERENCED, size, 0, 0, 0)
-    fcntl.ioctl(subvolume, _QGROUP_LIMIT, bytearray(request))
+def limit(root: int, subvolume: int, size: int) -> None:
+    """Let the subvolume of that number hold at most `size` bytes."""
+    request = struct.pack("QQQQQQ", subvolume, _LIMIT_REFERENCED, size, 0, 0, 0)
+    fcntl.ioctl(root, _QGROUP_LIMIT, bytearray(request))
 
 
 def grow_to_device(root: int) -> None:
     fcntl.ioctl(root, _RESIZE, _named("max"))
+
+
+def shrink(root: int, size: int) -> None:
+    """To `size` bytes; what lies beyond is moved, which takes its time."""
+    fcntl.ioctl(root, _RESIZE, _named(str(size)))
 
 
 def is_in_one_transaction(subvolume: int) -> bool:

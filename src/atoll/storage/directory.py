@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -99,6 +100,11 @@ class DirectoryStorage:
     def used(self, sandbox: SandboxId) -> int:
         files = (path.lstat() for path in (self._root / sandbox).rglob("*"))
         return sum(status.st_blocks * 512 for status in files)
+
+    def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:
+        number = problem.context.get("errno")
+        is_full = number in (errno.ENOSPC, errno.EDQUOT)
+        return cannot_write(str(self._root / sandbox), OSError(number, "")) if is_full else problem
 
     def close(self) -> None:
         """Nothing is held."""

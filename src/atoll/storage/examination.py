@@ -252,7 +252,25 @@ def _check_mounted(file: Path, disks: Path) -> Answer:
             f"{file} went read-only, as a btrfs does after an error",
             f"Look for the reason in `dmesg`; stop all sandboxes, and then `btrfs check {file}`.",
         )
-    return ok(f"{file}, {format_size(file.stat().st_size)}, in use")
+    if not disks.is_mount():  # only sandboxes have it mounted
+        return ok(f"{file}, {format_size(file.stat().st_size)}, in use")
+    return judge_headroom(file, room.f_bavail * room.f_frsize, free_below(file))
+
+
+def free_below(file: Path) -> int:
+    host = os.statvfs(file)
+    return host.f_bavail * host.f_frsize
+
+
+def judge_headroom(file: Path, pool_free: int, host_free: int) -> Answer:
+    """Whether there is room in the pool, and below it, where the file grows."""
+    found = f"{file}, {format_size(file.stat().st_size)}, in use; {format_size(pool_free)} free in it"
+    found += f", and {format_size(host_free)} on the disk below, into which it grows"
+    if pool_free + host_free < LITTLE_SPACE:
+        return warning(
+            found, "Soon whoever writes gets ENOSPC. Destroy sandboxes, or free space on the disk that holds the pool."
+        )
+    return ok(found)
 
 
 def _read_superblock(file: Path) -> bytes:

@@ -1,15 +1,16 @@
-"""A pool: one sparse file with a btrfs inside, in which each sandbox has a subvolume with a quota.
+"""A pool: one file with a btrfs inside, in which each sandbox has a subvolume with a quota.
 
 Rules:
 1. One loop device per pool file, machine-wide. A second one on the same file would mount as another file system over
    the same bytes and destroy it; so devices are looked up by their file, under a lock, and never attached twice.
-2. The sum of all disks never exceeds the pool times `overcommit`. At 1 every byte of every disk is certain; few
-   sandboxes use what they may, so the default lets more of them in.
+2. Disks are let in by what is in use (`admission`). With `overcommit` the sum of all never exceeds the pool times that;
+   at 1 every byte of every disk is certain.
 3. Programs that change devices, mounts or the pool's file inherit the lock: when we are killed, they go on without us,
    and whoever comes next waits for them.
 4. A disk, its quota and the record that it carries are committed together. The first sync inside of a disk that was not
    committed yet commits all of it, so whatever of a disk is on the platter, its record is as well.
-5. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
+5. The file has no hole where the file system may write (`backing`), and grows as it fills (`headroom`).
+6. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
 """
 
 from __future__ import annotations
@@ -23,34 +24,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error, too_many_open_files
+from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId
-from atoll.storage import attributes, btrfs
+from atoll.storage import admission, attributes, backing, btrfs, failures, growth
 from atoll.storage.base import Storage
 from atoll.storage.directory import RECORD, DirectoryStorage, already_exists, existing
 from atoll.storage.epitaphs import Epitaphs
+from atoll.storage.headroom import Ground, Headroom
 from atoll.storage.lost import DIRECTORY as LOST
 from atoll.storage.lost import LostDisks
+from atoll.storage.quotas import Quotas
+from atoll.telemetry.preparations import preparing
 
 LOCK = Path("/run/atoll-machine/pools")  # the machine's, as loop devices are
 PROGRAMS = ("mkfs.btrfs", "losetup", "mount", "umount")
-OPTIONS = "nosuid,nodev,noatime,discard=async"
+OPTIONS = "nosuid,nodev,noatime,nodiscard"
 SIZE_ATTRIBUTE = "user.atoll.size"  # on a disk's top directory, which sandboxes do not see
+LABEL = "atoll"
 SHARE_OF_FREE_SPACE = 0.8
-OVERCOMMIT = 10.0
 WORTH_TRIMMING = 64 * 2**20
-RESERVE = 32 * 2**20  # with less than that free on the host, the pool's file soon cannot grow, and btrfs gives up
-SECTOR = 512
+WORTH_FREEING = 2**20
 ATTACH_ATTEMPTS = 20
 CREATE_ATTEMPTS = 5  # a commit between two calls to the kernel is rare, and five of them in a row are not to be
 MIN_POOL = 256 * 2**20  # what mkfs.btrfs wants, and a little more
 
 
-def open_storage(state: Path, size: int | None = None) -> Storage:
+def open_storage(state: Path, size: int | None = None, overcommit: float | None = None) -> Storage:
     """A pool where this machine can have one, else plain directories."""
     if not can_have_pool():
         return DirectoryStorage(state / "disks")
-    return PoolStorage(state, size)
+    return PoolStorage(state, size, overcommit)
 
 
 def can_have_pool() -> bool:
@@ -59,12 +62,12 @@ def can_have_pool() -> bool:
 
 
 class PoolStorage:
-    """The pool of one state directory. `size` is that of the whole pool; it can be raised, not lowered."""
+    """The pool of one state directory. `size` is what all disks may hold together; it can be raised, not lowered."""
 
     enforces_limits = True
     removes_at_once = True
 
-    def __init__(self, state: Path, size: int | None = None, overcommit: float = OVERCOMMIT) -> None:
+    def __init__(self, state: Path, size: int | None = None, overcommit: float | None = None) -> None:
         self._overcommit = overcommit
         self._file = state / "pool.btrfs"
         self._mount = state / "disks"
@@ -74,14 +77,6 @@ class PoolStorage:
             raise cannot_write(str(self._mount), cause) from cause
         with machine_lock() as lock:
             self._open_pool(size, lock)
-        self.lost, self.epitaphs = LostDisks(self._mount), Epitaphs(self._mount)
-        aside = (lost_key(name) for name in self.lost.names())
-        self._sizes: dict[str, int] = {name: read_size(self._mount / name) for name in (*self.names(), *aside)}
-        self._committed = sum(self._sizes.values())
-
-    @property
-    def size(self) -> int:
-        return self._file.stat().st_size
 
     def create(self, sandbox: SandboxId, size: int, record: bytes = b"") -> Path:
         self._admit(size)
@@ -89,7 +84,6 @@ class PoolStorage:
         try:
             for attempts_left in reversed(range(CREATE_ATTEMPTS)):
                 btrfs.create_subvolume(self._root, sandbox)
-                self._commit(sandbox, size)
                 if self._set_up(disk, size, record) or not attempts_left:
                     break
                 btrfs.destroy_subvolume(self._root, sandbox)
@@ -128,13 +122,13 @@ class PoolStorage:
 
     def set_aside(self, sandbox: SandboxId, note: bytes) -> str:
         name = self.lost.put(sandbox, note)
-        self._sizes[lost_key(name)] = self._sizes.pop(sandbox, 0)
+        self._quotas.rename(sandbox, lost_key(name))
         return name
 
     def take_back(self, name: str, sandbox: SandboxId, record: bytes) -> None:
         attributes.write(self.lost.path(name), RECORD, record)
         self.lost.take(name, sandbox)
-        self._sizes[sandbox] = self._sizes.pop(lost_key(name), 0)
+        self._quotas.rename(lost_key(name), sandbox)
 
     def remove_lost(self, name: str) -> None:
         directory = os.open(self.lost.path(name).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -144,33 +138,36 @@ class PoolStorage:
             raise self._failure(cause) from cause
         finally:
             os.close(directory)
-        self._committed -= self._sizes.pop(lost_key(name), 0)
+        self._quotas.drop(lost_key(name))
 
     def _admit(self, size: int) -> None:
-        if shutil.disk_usage(self._file.parent).free < RESERVE:
-            raise self._full()
-        committed, promised = self._committed, int(self.size * self._overcommit)
-        if committed + size > promised:
-            raise error(
-                ErrorCode.DISK_COMMITTED,
-                f"of {promised} bytes that may be promised {committed} are; {size} more do not fit",
-                remedy="Give sandboxes smaller disks, destroy some, or make the pool larger.",
-                committed=committed,
-                size=self.size,
-            )
+        refusal = admission.refusal(self._promises(), self._headroom.look(), size)
+        if refusal:
+            raise refusal
+
+    def _promises(self) -> admission.Promises:
+        return admission.Promises(
+            file=str(self._file),
+            size=self.size,
+            disks=len(self._quotas),
+            committed=self._quotas.committed,
+            overcommit=self._overcommit,
+            freed=self._headroom.freed,
+        )
 
     def remove(self, sandbox: SandboxId) -> None:
+        group, used = self._quotas.group(sandbox), 0
         try:
+            with suppress(OSError, KeyError):
+                used = self._quotas.used(sandbox)
             btrfs.destroy_subvolume(self._root, sandbox)
         except FileNotFoundError:
             pass
         except OSError as cause:
             raise self._failure(cause) from cause
-        self._committed -= self._sizes.pop(sandbox, 0)
-
-    def _commit(self, sandbox: SandboxId, size: int) -> None:
-        self._committed += size - self._sizes.get(sandbox, 0)
-        self._sizes[sandbox] = size
+        self._quotas.drop(sandbox)
+        if group and used >= WORTH_FREEING:
+            self._headroom.free(group, used)
 
     def names(self) -> set[str]:
         with os.scandir(self._mount) as entries:
@@ -178,25 +175,45 @@ class PoolStorage:
 
     def used(self, sandbox: SandboxId) -> int:
         """As the kernel counts it for the quota, with what it has not written to the pool yet left out."""
-        fd = os.open(self._mount / sandbox, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            return int((self._counters / f"0_{btrfs.id_of(fd)}/referenced").read_text())
-        finally:
-            os.close(fd)
+            return self._quotas.used(sandbox)
+        except KeyError as cause:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._mount / sandbox)) from cause
+
+    def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:
+        if failures.may_be_of_read_only(problem) and failures.is_read_only(self._mount):
+            return failures.pool_read_only(self._file)
+        if problem.context.get("errno") not in (errno.ENOSPC, errno.EDQUOT):
+            return problem
+        disk = self._quotas.find(sandbox)
+        if disk and disk.used + WORTH_FREEING >= disk.limit:
+            return failures.disk_full(disk)
+        return failures.pool_full(self._file, self._mount)
 
     def close(self) -> None:
         """Unmount. While sandboxes run, the file system lives on with them, and the next to open it finds it so."""
-        self._give_back()
+        self._headroom.close()
         os.close(self._root)
         with machine_lock() as lock:
             self._unmount(lock)
+            if not self._directory.exists():  # nobody has it mounted any more, so nobody can write into holes
+                with suppress(AtollError, OSError):
+                    self._give_back(lock)
 
-    def _give_back(self) -> None:
-        """To the host, what removed disks took of its disk. The kernel does so in its own time, until it unmounts."""
-        with suppress(OSError):  # the file may be on what cannot have holes, or be gone
-            taken = self._file.stat().st_blocks * SECTOR
-            if taken - shutil.disk_usage(self._root).used > WORTH_TRIMMING:
-                btrfs.trim(self._root)
+    def _give_back(self, lock: int) -> None:
+        """To the host, what disks do not take of its disk. The next to open the pool has it allocated again."""
+        with attached(self._file, lock) as device:
+            try:
+                run("mount", "-t", "btrfs", "-o", OPTIONS, device, str(self._mount), otherwise=self._damaged, lock=lock)
+            finally:
+                run("losetup", "--detach", device, otherwise=self._damaged, lock=lock)
+        root = os.open(self._mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            btrfs.trim(root)
+            os.truncate(self._file, self._file.stat().st_size)  # and with that what lies beyond its end
+        finally:
+            os.close(root)
+            self._unmount(lock)
 
     def _unmount(self, lock: int) -> None:
         subprocess.run(["umount", self._mount], check=False, stderr=subprocess.DEVNULL, pass_fds=[lock])
@@ -207,7 +224,7 @@ class PoolStorage:
         try:
             os.fchmod(fd, 0o700)
             os.setxattr(fd, SIZE_ATTRIBUTE, str(size).encode())
-            btrfs.limit(fd, size)
+            self._quotas.add(disk.name, fd, size, self._headroom.first_limit(size))
             if record:
                 attributes.write(disk, RECORD, record)
             return btrfs.is_in_one_transaction(fd)
@@ -216,7 +233,9 @@ class PoolStorage:
 
     def _open_pool(self, size: int | None, lock: int) -> None:
         if not self._file.exists():
-            make_pool(self._file, size or default_size(self._file.parent), lock)
+            size = max(size or default_size(self._file.parent), MIN_POOL)
+            with preparing("the pool that disks of sandboxes are in"):
+                make_pool(self._file, size, lock)
         with attached(self._file, lock) as device:
             try:
                 if not self._mount.is_mount():
@@ -228,55 +247,62 @@ class PoolStorage:
                 run("losetup", "--detach", device, otherwise=self._damaged, lock=lock)
         self._root = os.open(self._mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            btrfs.enable_quota(self._root)
-            self._grow(device, size or 0, lock)
+            self._take_up(device, size)
         except BaseException as cause:
             os.close(self._root)
             self._unmount(lock)
             if isinstance(cause, OSError) and not isinstance(cause, AtollError):
                 raise self._failure(cause) from cause
             raise
-        (members,) = Path("/sys/fs/btrfs").glob(f"*/devices/{Path(device).name}")
-        self._counters = members.parents[1] / "qgroups"
 
-    def _grow(self, device: str, size: int, lock: int) -> None:
-        """To `size`, and what was not finished when somebody was killed who did this."""
-        if size > self.size:
-            os.truncate(self._file, size)
-        if self.size // SECTOR > int(Path(f"/sys/block/{Path(device).name}/size").read_text()):
-            run("losetup", "--set-capacity", device, otherwise=self._damaged, lock=lock)
-        btrfs.grow_to_device(self._root)
+    def _take_up(self, device: str, size: int | None) -> None:
+        """Go on with what is in the pool, and with its size."""
+        btrfs.enable_quota(self._root)
+        (members,) = Path("/sys/fs/btrfs").glob(f"*/devices/{Path(device).name}")
+        self._directory = members.parents[1]
+        label = self._directory / "label"
+        known = size_in(label.read_text())
+        before = known or self._file.stat().st_size  # the file of an earlier version has its size from the start
+        self.size = max(before, size or 0)
+        self._quotas = Quotas(self._root, self._directory / "qgroups")
+        is_certain = self._overcommit is not None and self._overcommit <= 1
+        ground = Ground(
+            file=self._file,
+            device=device,
+            root=self._root,
+            directory=self._directory,
+            size=self.size,
+            is_certain=is_certain,
+        )
+        self._headroom = Headroom(ground, self._quotas)
+        try:
+            self._headroom.follow()  # to what was allocated, if somebody was killed who did this
+            if known and self.size > known:
+                self._headroom.prove_growth()
+            if self.size != known:
+                label.write_text(label_of(self.size))
+            self._headroom.start()
+        except BaseException:
+            self._headroom.close()
+            raise
+        self.lost, self.epitaphs = LostDisks(self._mount), Epitaphs(self._mount)
+        for name in (*self.names(), *map(lost_key, self.lost.names())):
+            self._recall(name)
+
+    def _recall(self, name: str) -> None:
+        with suppress(OSError):  # such as that the pool is full or read-only: the disk keeps the limit it has
+            fd = os.open(self._mount / name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                size = read_size(self._mount / name)
+                self._quotas.add(name, fd, size, size)
+            finally:
+                os.close(fd)
 
     def _damaged(self, said: str) -> AtollError:
-        return error(
-            ErrorCode.POOL_DAMAGED,
-            f"the pool {self._file} cannot be used: {said}",
-            remedy=f"Look at it with `btrfs check {self._file}`; to start with an empty one, move the file away.",
-            path=str(self._file),
-        )
+        return failures.pool_damaged(self._file, said)
 
     def _failure(self, cause: OSError) -> AtollError:
-        if cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return self._full()
-        if cause.errno in (errno.EMFILE, errno.ENFILE):
-            return too_many_open_files(cause)
-        if cause.errno == errno.EROFS:
-            return error(
-                ErrorCode.POOL_DAMAGED,
-                f"the kernel lets nobody write to the pool {self._file} any more",
-                remedy="Its log (dmesg) says why; often the disk that holds the file was full. Free some space, stop "
-                "every sandbox, and open the state directory again.",
-                path=str(self._file),
-            )
-        return self._damaged(str(cause))
-
-    def _full(self) -> AtollError:
-        return error(
-            ErrorCode.NO_SPACE,
-            f"the disk that holds {self._file} has no room for more",
-            remedy="Free some space on it, or destroy sandboxes.",
-            path=str(self._file),
-        )
+        return failures.pool_failure(cause, self._file, self._mount)
 
 
 @contextmanager
@@ -304,9 +330,13 @@ def make_pool(file: Path, size: int, lock: int) -> None:
     try:
         work.unlink(missing_ok=True)  # left by somebody who was killed
         with work.open("wb") as new:
-            new.truncate(max(size, MIN_POOL))
+            backing.write_in_place(new.fileno())
+            free = shutil.disk_usage(file.parent).free
+            backing.allocate(new.fileno(), growth.first_size(growth.most_of(size), free))
         work.chmod(0o600)
-        run("mkfs.btrfs", "--quiet", "--force", str(work), otherwise=_cannot_make, lock=lock)
+        # Metadata once: a quota counts it once as well, so a disk full of tiny files takes no more than it may.
+        options = ("--quiet", "--force", "--metadata", "single", "--label", label_of(size))
+        run("mkfs.btrfs", *options, str(work), otherwise=_cannot_make, lock=lock)
         work.rename(file)
     except OSError as cause:
         raise _cannot_make(str(cause)) from cause
@@ -345,6 +375,17 @@ def attach(file: Path, lock: int) -> str:
     # Without direct I/O every byte would be cached twice.
     command = ("losetup", "--find", "--show", "--direct-io=on", str(file))
     return run(*command, otherwise=_cannot_attach, lock=lock).strip()
+
+
+def label_of(size: int) -> str:
+    """In it a pool says how large it is to become."""
+    return f"{LABEL} {size}"
+
+
+def size_in(label: str) -> int:
+    """0 for a pool of an earlier version."""
+    name, _, size = label.strip().rpartition(" ")
+    return int(size) if name == LABEL and size.isdecimal() else 0
 
 
 def lost_key(name: str) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error, not_yours
+from atoll.store.reserve import reserve_room
 
 NAME = "atoll.db"
 BUSY_SECONDS = 10.0
@@ -150,6 +151,7 @@ def open_database(state: Path) -> Database:
             connection.execute("PRAGMA journal_mode=WAL")
             _wait_for_no_disk(connection)
             _migrate(connection)
+            reserve_room(path)
         except AtollError:  # some of which are an OSError
             raise
         except (sqlite3.Error, OSError) as cause:
@@ -193,6 +195,7 @@ def fold_log(path: Path, longest: int = LONG_LOG) -> None:
             with connection.transaction():
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
                 connection.execute(f"PRAGMA user_version={version}")
+    reserve_room(path)
 
 
 def _migrate(database: Database) -> None:
@@ -237,6 +240,8 @@ def _newer(path: Path, version: int) -> AtollError:
 
 
 def unusable(path: Path, cause: Exception) -> AtollError:
+    if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+        return cannot_write(str(path), cause)
     code = getattr(cause, "sqlite_errorcode", None)
     if code == sqlite3.SQLITE_FULL:
         return cannot_write(str(path), OSError(errno.ENOSPC, str(cause)))

@@ -37,7 +37,7 @@ from atoll.protocol.sandboxes import (
 from atoll.store.moments import since_boot
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED
-from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink, check_room
 from atoll.supervisor.history import History
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
@@ -120,6 +120,8 @@ class SandboxActor:
         except (AgentLostError, AgentTimeoutError, AgentMisbehavedError) as problem:
             problem.about(sandbox=self.name)
             raise
+        except AtollError as problem:
+            raise self._machine.storage.explain(problem, self.name) from problem.__cause__
         finally:
             self._in_use -= 1
             self._last_used = since_boot()
@@ -180,7 +182,7 @@ class SandboxActor:
             await self._machine.engine.thaw(self._live)
             self._is_frozen = False
             self._last_used = since_boot()
-            self._note("thawed", cause=cause, by=by)
+            self._history.note_if_possible("thawed", cause=cause, by=by.name)
 
     async def ensure(self, options: SandboxOptions, by: Caller) -> bool:
         """Make it if its id is new: then True. Start it if it is stopped.
@@ -197,6 +199,7 @@ class SandboxActor:
             return is_new
 
     async def _bring_up(self, options: SandboxOptions | None, by: Caller) -> None:
+        check_room()
         if self._machine.exists(self.name):
             self._take(await self._machine.start(self.name))
             self._note("started", cause="it was used", by=by)
@@ -351,6 +354,10 @@ class SandboxActor:
                 link.give_up()
         except AgentLostError:  # it ends just now, which others see to
             pass
+
+    def let_idle_connections_go(self) -> None:
+        if self._link:
+            self._link.let_idle_go(IDLE_SECONDS)
 
     async def sleep_if_idle(self) -> None:
         """Freeze what nobody has used for as long as it was asked to stay awake."""

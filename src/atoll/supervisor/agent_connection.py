@@ -46,6 +46,7 @@ class AgentConnection(asyncio.Protocol):
         self._can_write.set()
         self._transport: asyncio.Transport | None = None
         self._calls = self._last_lost = 0  # counted from 1
+        self.idle_since = 0.0
         self.session: str | None = None  # in whose queue the operation at hand may wait
         self._stage = FrameKind.DONE  # of the operation at hand: CALL, WAITING, STARTED, DONE
         self._queue_timer: asyncio.TimerHandle | None = None

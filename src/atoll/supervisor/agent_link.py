@@ -15,9 +15,13 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 import socket
+import time
+import weakref
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,6 +49,7 @@ from atoll.protocol.messages import (
 )
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import WHEN_ENDED, decode, misbehaved, unreachable
+from atoll.supervisor.descriptors import has_room, is_reserved, no_room
 from atoll.supervisor.patience import deadline
 from atoll.supervisor.turns import Turns
 
@@ -53,6 +58,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 IDLE_CONNECTIONS = 8
+IDLE_SECONDS = 30.0  # that a connection is kept for: a new one takes a fifth of a millisecond
+MAX_SOCKET_PATH = 107
 MAX_UNDER_WAY = 512  # operations, as the agent has it; each may hold a frame of the largest kind
 CONNECT_TIMEOUT = 10.0
 ANSWER_GRACE = 30.0  # on top of a command's own timeout
@@ -62,6 +69,7 @@ SENT_AHEAD = 2**20  # the kernel gives twice its default at most: large files go
 
 
 T = TypeVar("T")
+everyone: weakref.WeakSet[AgentLink] = weakref.WeakSet()  # who may have connections that nobody uses
 
 
 class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,13 +84,10 @@ class AgentLink:
     """All connections to one agent, that of `sandbox` if errors are to name it."""
 
     def __init__(self, socket_path: Path, sandbox: str | None = None) -> None:
-        try:
-            self._directory = os.open(socket_path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as cause:
-            raise unreachable(cause) from cause
-        # A socket's path may have 107 bytes; through a descriptor of its directory it always fits.
-        self._path = f"/proc/self/fd/{self._directory}/{socket_path.name}"
-        self._idle: list[AgentConnection] = []
+        self._path = socket_path
+        self._is_closed = False
+        everyone.add(self)
+        self._idle: deque[AgentConnection] = deque()
         self._busy: dict[AgentConnection, None] = {}  # in the order in which they began
         self._connecting = asyncio.Lock()
         self.turns = Turns()
@@ -97,11 +102,14 @@ class AgentLink:
         self.close()
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().abort()
-        if self._directory >= 0:
-            os.close(self._directory)
-            self._directory = -1
+        self._is_closed = True
+        self.let_idle_go(0)
+
+    def let_idle_go(self, seconds: float) -> None:
+        """Close connections that nobody has used for so long."""
+        since = time.monotonic() - seconds
+        while self._idle and self._idle[0].idle_since <= since:
+            self._idle.popleft().abort()
 
     async def ping(self) -> Pong:
         return await self.ask(Ping(), decode_pong)
@@ -172,7 +180,8 @@ class AgentLink:
         if connection.session is not None:
             for other in self._busy:
                 other.look_at_queue()
-        if connection.is_free and len(self._idle) < IDLE_CONNECTIONS and self._directory >= 0:
+        if connection.is_free and len(self._idle) < IDLE_CONNECTIONS and not self._is_closed:
+            connection.idle_since = time.monotonic()
             self._idle.append(connection)
         else:
             connection.abort()
@@ -202,12 +211,12 @@ class AgentLink:
             raise unreachable(cause) from cause
 
     async def _connect(self) -> AgentConnection:
-        peer = socket.socket(socket.AF_UNIX)
+        peer = open_peer()
         try:
             peer.setblocking(False)
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD)
             try:
-                peer.connect(self._path)
+                connect(peer, self._path)
             except BlockingIOError:
                 await self._wait_in_line(peer)
             _, protocol = await asyncio.get_running_loop().create_unix_connection(
@@ -224,8 +233,50 @@ class AgentLink:
             for pause in itertools.chain(CONNECT_PAUSES, itertools.repeat(CONNECT_PAUSES[-1])):
                 await asyncio.sleep(pause)
                 with suppress(BlockingIOError):
-                    peer.connect(self._path)
+                    connect(peer, self._path)
                     break
+
+
+def check_room() -> None:
+    """Raise if there is none for a sandbox more."""
+    if not has_room():
+        let_all_idle_go()
+        if not has_room():
+            raise no_room()
+
+
+def let_all_idle_go() -> None:
+    for link in list(everyone):
+        link.let_idle_go(0)
+
+
+def open_peer() -> socket.socket:
+    """A socket. If descriptors run short, connections that nobody uses are closed for it."""
+    for is_last in (False, True):
+        try:
+            peer = socket.socket(socket.AF_UNIX)
+        except OSError:
+            if is_last:
+                raise
+        else:
+            if not is_reserved(peer.fileno()):
+                return peer
+            peer.close()
+        if not is_last:
+            let_all_idle_go()
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def connect(peer: socket.socket, path: Path) -> None:
+    """A socket's path may have 107 bytes; through a descriptor of its directory it always fits."""
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        peer.connect(str(path))
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        peer.connect(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
 
 
 class Operation:

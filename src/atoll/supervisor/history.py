@@ -11,6 +11,7 @@ from atoll.protocol.errors import AtollError
 from atoll.protocol.sandboxes import STATE_CHANGES, SandboxEvent
 from atoll.store import moments
 from atoll.store.timeline import DESTROYED
+from atoll.telemetry.log_lines import about
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.store.timeline import Entry, Timeline
 
 UNREAD_EVENTS = 256
+LOGGED = STATE_CHANGES | {"oom_killed", DESTROYED}
 
 logger = logging.getLogger("atoll.supervisor")
 
@@ -109,7 +111,14 @@ class History:
     def _tell(self, event: Entry) -> None:
         if event.what in STATE_CHANGES:
             self.last_change = event
+        if event.what in LOGGED and event.count.bit_count() == 1:  # what repeats itself is told ever more seldom
+            self._log(event)
         self._tell_followers(event.told())
+
+    def _log(self, event: Entry) -> None:
+        times = f" {event.count} times" if event.count > 1 else ""
+        told = about(event=event.what, sandbox=self._sandbox, cause=event.cause, by=event.by)
+        logger.info("sandbox %s: %s%s, %s, by %s", self._sandbox, event.what, times, event.cause, event.by, extra=told)
 
     def _tell_followers(self, event: SandboxEvent | None) -> None:
         """None is the end, after which nothing is told."""

@@ -10,6 +10,7 @@ soon as it is entered (`async with`).
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack
@@ -24,7 +25,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.preflight import check_machine
 from atoll.images.catalog import ImageCatalog
 from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
 from atoll.protocol.sandboxes import DEFAULT_IMAGE, LostSandbox
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from atoll.engine.base import Engine
+    from atoll.protocol.rootfs import Rootfs
     from atoll.storage.base import Storage
 
 DEFAULT_STATE = Path("/var/lib/atoll")
@@ -83,6 +85,7 @@ class Machine:
         images: ImageCatalog | None = None,
         engine: Engine | None = None,
         storage: Storage | None = None,
+        disk_overcommit: float | None = None,
         keep_lost: float = lost.KEEP_SECONDS,
     ) -> None:
         state, runtime = state.absolute(), runtime.absolute()
@@ -92,7 +95,7 @@ class Machine:
             self._lock = StateLock(state)
             undo.callback(self._lock.release)
             self.images = images or ImageCatalog(state / "images")
-            self.storage: Storage = storage or open_storage(state)
+            self.storage: Storage = storage or open_storage(state, overcommit=disk_overcommit)
             undo.callback(self.storage.close)
             self.database = open_database(state)
             undo.callback(self.database.close)
@@ -180,7 +183,7 @@ class Machine:
             raise already_exists(name)
         rootfs = self.images.known(image)
         if rootfs is None:
-            rootfs = await asyncio.to_thread(self.images.resolve, image)
+            rootfs = await self._resolve(image)
         record = SandboxRecord(
             id=name,
             image=rootfs.image,
@@ -197,7 +200,7 @@ class Machine:
         try:
             variables = ENV | told_inside(accepted) | rootfs.env | (env or {})
             spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=variables)
-            sandbox = await self.engine.start(spec)
+            sandbox = await self._launch(spec)
             try:
                 await self._put_on_record(sandbox, started(record, sandbox))
             except BaseException:
@@ -222,7 +225,7 @@ class Machine:
             limits=record.limits,
             env={name: value for name, value in variables.items() if value is not None},
         )
-        sandbox = await self.engine.start(spec)
+        sandbox = await self._launch(spec)
         try:
             # If we are killed before it is told to live on, it ends with us: then this record is of one that has ended.
             self._replace(started(record, sandbox))
@@ -351,6 +354,21 @@ class Machine:
             self.storage.replace_record(record.id, encode(record, Mark.CREATED, boot_id()))
         except OSError as problem:  # it may be full; the row counts, and the next to open tries again
             logger.warning("the disk of sandbox %s carries an older record than the database: %s", record.id, problem)
+
+    async def _resolve(self, image: str) -> Rootfs:
+        """An image that is used for the first time, of which something is kept."""
+        try:
+            return await asyncio.to_thread(self.images.resolve, image)
+        except OSError as cause:
+            if isinstance(cause, AtollError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise cannot_write(cause.filename or f"image {image!r}", cause) from cause
+
+    async def _launch(self, spec: SandboxSpec) -> LiveSandbox:
+        try:
+            return await self.engine.start(spec)
+        except AtollError as problem:
+            raise self.storage.explain(problem, spec.id) from problem
 
     async def _put_on_record(self, sandbox: LiveSandbox, record: SandboxRecord) -> None:
         """A kill before the disk says `created` undoes the creation, one after it changes nothing.

@@ -111,6 +111,7 @@ class Roster:
         while True:
             await asyncio.sleep(IDLE_CHECK_SECONDS)
             for actor in list(self._actors.values()):
+                actor.let_idle_connections_go()
                 try:
                     await actor.sleep_if_idle()
                     await actor.stop_if_long_asleep()

@@ -30,7 +30,7 @@ import msgspec
 
 from atoll.agent import command_group
 from atoll.engine.base import Usage
-from atoll.engine.native.syscalls import NewFilesystem, watch_files
+from atoll.engine.native.syscalls import NewFilesystem, open_watch, watch_file
 
 PARENT = "atoll"
 AGENT, COMMANDS = "agent", "commands"  # below a sandbox's group
@@ -91,9 +91,13 @@ class Cgroups(Protocol):
         """Descriptors of what counts its commands' memory and its cpu, which say nothing of anybody else."""
         ...
 
-    def watch(self, name: str) -> int:
-        """A descriptor that becomes readable when a process of the group is killed for memory, and perhaps more often;
-        reading empties it."""
+    def oom_kills(self, name: str) -> int: ...
+    def open_channel(self) -> int:
+        """A descriptor that becomes readable when there is news of the memory of groups; reading empties it."""
+        ...
+
+    def announce(self, name: str, channel: int) -> None:
+        """From now on a process of the group that is killed for memory is news, and perhaps more is."""
         ...
 
     def kill(self, name: str) -> None:
@@ -234,29 +238,30 @@ class CgroupsV1:
             cpu_seconds=int(_read(self._roots["cpuacct"], f"{name}/cpuacct.usage")) / 1e9,
             memory=int(_read(memory, f"{name}/memory.usage_in_bytes")),
             processes=int(_read(self._roots["pids"], f"{name}/pids.current")),
-            oom_kills=sum(self._oom_kills(group) for group in (name, f"{name}/{COMMANDS}")),
+            oom_kills=self.oom_kills(name),
         )
 
     def meters(self, name: str) -> tuple[int, int]:
         memory = _open(self._roots["memory"], f"{name}/{COMMANDS}/memory.stat", os.O_RDONLY)
         return memory, _open(self._roots["cpuacct"], f"{name}/cpuacct.stat", os.O_RDONLY)
 
+    def oom_kills(self, name: str) -> int:
+        return sum(self._oom_kills(group) for group in (name, f"{name}/{COMMANDS}"))
+
     def _oom_kills(self, group: str) -> int:
         return parse_keyed(_read(self._roots["memory"], f"{group}/memory.oom_control")).get("oom_kill", 0)
 
-    def watch(self, name: str) -> int:
+    def open_channel(self) -> int:
+        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def announce(self, name: str, channel: int) -> None:
         memory = self._roots["memory"]
         group = f"{name}/{COMMANDS}"  # which is told also when the sandbox as a whole is full
         control = _open(memory, f"{group}/memory.oom_control", os.O_RDONLY)
-        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
-            _write(memory, f"{group}/cgroup.event_control", f"{event} {control}")
-        except OSError:
-            os.close(event)
-            raise
+            _write(memory, f"{group}/cgroup.event_control", f"{channel} {control}")
         finally:
             os.close(control)
-        return event
 
     def kill(self, name: str) -> None:
         with suppress(TimeoutError, FileNotFoundError):
@@ -359,10 +364,16 @@ class CgroupsV2:
         memory = _open(self._root, f"{name}/{COMMANDS}/memory.stat", os.O_RDONLY)
         return memory, _open(self._root, f"{name}/cpu.stat", os.O_RDONLY)
 
-    def watch(self, name: str) -> int:
+    def oom_kills(self, name: str) -> int:
+        return parse_keyed(_read(self._root, f"{name}/memory.events")).get("oom_kill", 0)
+
+    def open_channel(self) -> int:
+        return open_watch()
+
+    def announce(self, name: str, channel: int) -> None:
         group = f"/proc/self/fd/{self._root}/{name}"
-        files = (f"{group}/{file}" for file in ("cgroup.events", "memory.events"))
-        return watch_files([file for file in files if os.path.exists(file)])
+        counts_memory = os.path.exists(f"{group}/memory.events")
+        watch_file(channel, f"{group}/memory.events" if counts_memory else f"{group}/cgroup.events")
 
     def kill(self, name: str) -> None:
         with suppress(FileNotFoundError):

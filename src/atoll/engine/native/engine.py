@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,21 +24,21 @@ from atoll.engine.native.nursery_process import (
     Delivery,
     NurseryGone,
     NurseryProcess,
-    ended,
     is_in_use,
     make_private_directory,
 )
 from atoll.engine.native.orders import KEEP
 from atoll.engine.native.preflight import check_machine
-from atoll.engine.native.watch import Watch
+from atoll.engine.native.watch import Ends, MemoryNews, Watch
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.rootfs import Overlay
+from atoll.telemetry.preparations import preparing
 
 EMBRYOS = 2
 NURSERY = ("-OO", "-m", "atoll.engine.native")  # without docstrings, which every fork would map
 LAUNCH_ATTEMPTS = 3
+NO_PAUSE = (0.0,)
 OOM_PAUSES_AT_END = (0.002,) * 10  # seconds
-OOM_PAUSES = (*OOM_PAUSES_AT_END, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.3)
 LEAVE_SECONDS = 10.0  # as long as a server waits for its own nursery to leave before it kills it
 SETTLE_SECONDS, SETTLE_PAUSE_SECONDS = 2.0, 0.005
 
@@ -65,6 +65,7 @@ class NativeEngine:
         check_machine()
         self._cgroups = required_cgroups()
         limit_all(self._cgroups)
+        self._ends, self._memory = Ends(), MemoryNews(self._cgroups)
         self._embryos = embryos
         # As they are now: whoever uses this may raise its own, and sandboxes are not to inherit that.
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -184,8 +185,7 @@ class NativeEngine:
     async def wait(self, sandbox: LiveSandbox) -> None:
         if sandbox.pidfd is None:
             return
-        # A copy, so that stop() may close its own while others still wait.
-        await ended(os.dup(sandbox.pidfd))
+        await self._ends.wait(sandbox.pidfd)
 
     async def freeze(self, sandbox: LiveSandbox) -> None:
         try:
@@ -243,35 +243,27 @@ class NativeEngine:
     async def events(self, sandbox: LiveSandbox) -> AsyncIterator[Event]:
         if sandbox.pidfd is None:
             return
-        name = group_name(sandbox.uid_base)
+        name, stack = group_name(sandbox.uid_base), ExitStack()
         try:
-            known = self._cgroups.usage(name).oom_kills
-            watch = self._watch(sandbox.pidfd, name)
+            known = self._cgroups.oom_kills(name)
+            watch = stack.enter_context(Watch(self._ends, sandbox.pidfd, self._memory, name))
         except FileNotFoundError:  # the group is gone with the sandbox
             yield Event(kind=EventKind.ENDED, oom_kills=0)
             return
-        with watch:
+        with stack:
             while not watch.has_ended:
                 await watch.news()
-                pauses = OOM_PAUSES_AT_END if watch.has_ended else OOM_PAUSES
+                pauses = OOM_PAUSES_AT_END if watch.has_ended else NO_PAUSE
                 if (kills := await self._oom_kills(name, known, pauses)) > known:
                     known = kills
                     yield Event(kind=EventKind.OOM_KILLED, oom_kills=known)
         yield Event(kind=EventKind.ENDED, oom_kills=known)
 
-    def _watch(self, pidfd: int, name: str) -> Watch:
-        end = os.dup(pidfd)
-        try:
-            return Watch(end, self._cgroups.watch(name))
-        except OSError:
-            os.close(end)
-            raise
-
     async def _oom_kills(self, name: str, known: int, pauses: Iterable[float]) -> int:
         """Version 1 announces a kill before it does it, and counts it after; so we look a few times."""
         with suppress(FileNotFoundError):  # the group is gone with the sandbox
             for pause in pauses:
-                if (kills := self._cgroups.usage(name).oom_kills) > known:
+                if (kills := self._cgroups.oom_kills(name)) > known:
                     return kills
                 await asyncio.sleep(pause)
         return known
@@ -293,7 +285,8 @@ class NativeEngine:
                 opening = orders.Opening(
                     runtime=str(root), exposures=exposures, embryos=self._embryos, open_files=self._open_files
                 )
-                self._nursery = await NurseryProcess.start(self._nursery_program, opening, self._log)
+                with preparing("the process that makes sandboxes"):
+                    self._nursery = await NurseryProcess.start(self._nursery_program, opening, self._log)
             return self._nursery
 
     def _translate(self, overlay: Overlay) -> Overlay:

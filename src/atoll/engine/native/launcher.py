@@ -10,7 +10,7 @@ the sandbox it will be, so the nursery can have some ready. `hatch` gives it a r
        namespaces ──────────────────────────── join the cgroup, keep some descriptors, wait
     4  write the uid and gid maps
     5  say go, with a new /dev ─────────────── 6  become root of its user namespace
-                                               7  cgroup namespace, session, clocks, loopback
+                                               7  cgroup namespace, session, clocks, network
                                                8  /dev, /proc and /sys, on the stage
                                                9  open the agent, wait for an order
     10 limits; directories for what it writes

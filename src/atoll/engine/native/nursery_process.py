@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atoll.engine.native import orders
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error, too_many_open_files
 
 MAX_ANSWER = 1 << 16
 LOG_TAIL = 2_000
@@ -319,8 +319,4 @@ def _discard(answer: asyncio.Future[Delivery]) -> None:
 
 
 def _out_of_descriptors() -> AtollError:
-    return error(
-        ErrorCode.SANDBOX_START_FAILED,
-        "this process has no descriptor left to hold a sandbox by",
-        remedy="Raise its limit of open files (ulimit -n), or stop some sandboxes.",
-    )
+    return too_many_open_files(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))

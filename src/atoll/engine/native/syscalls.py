@@ -244,16 +244,13 @@ def close_from(first: int) -> None:
     _syscall(_SYS_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(0))
 
 
-def watch_files(paths: list[str]) -> int:
-    """A descriptor that becomes readable when one of them is modified."""
-    fd = _check(_libc.inotify_init1(ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK)))
-    try:
-        for path in paths:
-            _check(_libc.inotify_add_watch(ctypes.c_int(fd), os.fsencode(path), ctypes.c_uint32(_IN_MODIFY)))
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+def open_watch() -> int:
+    """A descriptor that becomes readable when a file is modified that it watches."""
+    return _check(_libc.inotify_init1(ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK)))
+
+
+def watch_file(watch: int, path: str) -> None:
+    _check(_libc.inotify_add_watch(ctypes.c_int(watch), os.fsencode(path), ctypes.c_uint32(_IN_MODIFY)))
 
 
 def set_hostname(name: str) -> None:

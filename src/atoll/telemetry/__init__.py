@@ -1,0 +1,1 @@
+"""What Atoll tells its operator."""

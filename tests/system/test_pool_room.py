@@ -1,0 +1,298 @@
+"""A disk that is full under the pool: it costs whoever writes an error, and nobody anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.ids import SandboxId
+from atoll.protocol.messages import Exec
+from atoll.protocol.sandboxes import SandboxOptions
+from atoll.storage import growth, headroom
+from atoll.storage.examination import check_pool
+from atoll.storage.failures import is_read_only
+from atoll.storage.pool import MIN_POOL, PoolStorage
+from atoll.store.database import open_database
+from atoll.store.timeline import Timeline
+from atoll.supervisor.actor import Caller
+from atoll.supervisor.agent_link import AgentLink, CommandOutput
+from atoll.supervisor.machine import Machine
+from atoll.supervisor.roster import Roster
+
+MIB = 2**20
+HANG_SECONDS = 120.0
+WRITER = (
+    "i=0; while [ $i -lt {rounds} ]; do dd if=/dev/zero of=/f$i bs=1M count=8 conv=fsync 2>/dev/null; i=$((i+1)); done"
+)
+
+
+@pytest.fixture
+def host_disk(tmp_path: Path) -> Iterator[Path]:
+    """The disk that holds the state directory: a file system of its own, of 640 MiB."""
+    image, disk = tmp_path / "disk.img", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(640 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-O", "^has_journal", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    yield disk
+    while subprocess.run(["umount", disk], capture_output=True).returncode:  # the kernel lets go of the pool's file
+        os.sched_yield()
+
+
+@pytest.fixture
+async def machine_on(host_disk: Path, busybox_root: Path) -> AsyncIterator[Machine]:
+    async with Machine(host_disk / "state", host_disk / "run") as machine:
+        machine.images.add("busybox", busybox_root)
+        yield machine
+        for record in machine.records():  # of a test that failed
+            await machine.remove(record.id)
+
+
+def fill(disk: Path) -> Path:
+    """By somebody else, root, to the last block."""
+    path = disk / "somebody-else"
+    with path.open("ab", buffering=0) as file:
+        for size in (16 * MIB, 4096):  # there are blocks that only a write finds
+            try:
+                while True:
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
+            except OSError:
+                continue
+    return path
+
+
+async def sh(live: object, script: str) -> CommandOutput:
+    async with AgentLink(live.agent_socket) as link:  # type: ignore[attr-defined]
+        return await link.run(Exec(argv=["sh", "-c", script], timeout=HANG_SECONDS))
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + HANG_SECONDS
+    while not holds():
+        assert time.monotonic() < give_up
+        await asyncio.sleep(0.05)
+
+
+async def try_short_life(machine: Machine) -> None:
+    """A sandbox made, used and destroyed; or NO_SPACE, with nothing left of it."""
+    try:
+        live = await machine.create("room-short", image="busybox", limits={"disk": "300MiB"})
+    except AtollError as problem:
+        assert problem.code is ErrorCode.NO_SPACE and "free" in problem.message and problem.remedy, problem
+    else:
+        await sh(live, "echo x >/f && sync /f")
+        await machine.destroy(live)
+    assert "room-short" not in machine.storage.names()
+
+
+async def test_a_host_disk_that_somebody_fills_stops_writers_and_nothing_else(
+    machine_on: Machine, host_disk: Path
+) -> None:
+    machine, limits = machine_on, {"disk": "300MiB"}
+    kept, *writers = [
+        await machine.create(name, image="busybox", limits=limits) for name in ("room-kept", "room-one", "room-two")
+    ]
+    await sh(kept, "echo kept >/kept; sync")
+    writing = [asyncio.create_task(sh(writer, WRITER.format(rounds=40))) for writer in writers]
+    other = await asyncio.to_thread(fill, host_disk)
+    while not all(writer.done() for writer in writing):
+        await try_short_life(machine)
+        await asyncio.sleep(0.02)
+    assert os.statvfs(host_disk).f_bavail == 0
+    assert not is_read_only(host_disk / "state/disks")
+    assert (await sh(kept, "echo more >>/kept && sync /kept && cat /kept")).stdout == b"kept\nmore\n"
+    await machine.destroy(writers[0])
+    other.unlink()
+    assert (await sh(writers[1], "rm -f /f*; dd if=/dev/zero of=/f bs=1M count=8 conv=fsync")).done.exit_code == 0
+    await machine.destroy(await machine.create("room-next", image="busybox", limits=limits))
+    for live in (kept, writers[1]):
+        await machine.destroy(live)
+
+
+async def test_a_writer_with_room_to_write_leaves_its_neighbours_theirs(machine_on: Machine, host_disk: Path) -> None:
+    """Its quota is larger than what the pool has left."""
+    machine, limits = machine_on, {"disk": "400MiB"}
+    hog, neighbour = [await machine.create(name, image="busybox", limits=limits) for name in ("room-hog", "room-small")]
+    said = await sh(
+        hog,
+        "dd if=/dev/zero of=/f bs=1M count=390 conv=fsync; for i in $(seq 20); do dd if=/dev/zero "
+        "bs=1M count=8 conv=fsync >>/g; done",
+    )
+    assert b"uota" in said.stderr
+    assert (
+        await sh(neighbour, "dd if=/dev/zero of=/f bs=1M count=8 conv=fsync && echo x >/g && sync")
+    ).done.exit_code == 0
+    late = await machine.create("room-late", image="busybox", limits=limits)
+    assert (await sh(late, "dd if=/dev/zero of=/f bs=1M count=8 conv=fsync")).done.exit_code == 0
+    before = machine.storage.used(SandboxId("room-hog"))
+    await machine.destroy(hog)
+    promised = machine.storage._promises()  # type: ignore[attr-defined]
+    assert promised.freed >= before - MIB  # at once, whatever the kernel has done until now
+    await machine.destroy(await machine.create("room-next", image="busybox", limits=limits))
+    await eventually(lambda: shutil.disk_usage(host_disk / "state/disks").used < 60 * MIB)
+    assert (await sh(neighbour, "dd if=/dev/zero of=/f bs=1M count=100 conv=fsync")).done.exit_code == 0
+    for live in (neighbour, late):
+        await machine.destroy(live)
+
+
+async def test_what_lies_idle_goes_back_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headroom, "SHRINK_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr(growth, "AHEAD", 64 * MIB)
+    pool = PoolStorage(tmp_path, size=2048 * MIB)
+    file = tmp_path / "pool.btrfs"
+    pool.create(SandboxId("one"), 1024 * MIB)
+    await eventually(lambda: file.stat().st_size > 1024 * MIB)  # so that its owner may have it all at once
+    subprocess.run(["fallocate", "--length", str(700 * MIB), tmp_path / "disks/one/f"], check=True)
+    await eventually(lambda: file.stat().st_size > 1700 * MIB)
+    pool.remove(SandboxId("one"))
+    (pool.create(SandboxId("one"), 100 * MIB) / "kept").write_bytes(b"kept" * MIB)
+    await eventually(lambda: file.stat().st_size < 512 * MIB)
+    assert (tmp_path / "disks/one/kept").read_bytes() == b"kept" * MIB
+    assert taken(file) >= file.stat().st_size
+    pool.close()
+
+
+async def test_holes_that_somebody_makes_are_filled_again(tmp_path: Path) -> None:
+    pool = PoolStorage(tmp_path, size=MIN_POOL)
+    file = tmp_path / "pool.btrfs"
+    assert taken(file) >= file.stat().st_size
+    subprocess.run(["fstrim", tmp_path / "disks"], check=True)
+    await eventually(lambda: taken(file) >= file.stat().st_size)
+    pool.close()
+
+
+async def test_a_pool_of_an_earlier_version_gets_its_blocks_and_no_more_than_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "AHEAD", 64 * MIB)
+    file = tmp_path / "pool.btrfs"
+    with file.open("wb") as new:
+        new.truncate(4096 * MIB)
+    subprocess.run(["mkfs.btrfs", "-q", file], check=True)
+    pool = PoolStorage(tmp_path)
+    assert pool.size == 4096 * MIB
+    (pool.create(SandboxId("one"), 100 * MIB) / "f").write_text("x")
+    await eventually(lambda: taken(file) >= file.stat().st_size)
+    assert file.stat().st_size < 2048 * MIB
+    pool.close()
+    again = PoolStorage(tmp_path)
+    assert (again.size, (tmp_path / "disks/one/f").read_text()) == (4096 * MIB, "x")
+    again.close()
+
+
+def test_where_every_byte_is_certain_all_of_it_is_allocated_at_once(tmp_path: Path) -> None:
+    pool = PoolStorage(tmp_path, size=500 * MIB, overcommit=1)
+    assert taken(tmp_path / "pool.btrfs") >= 500 * MIB
+    disk = pool.create(SandboxId("one"), 500 * MIB)
+    # Less what its own files take that nobody sees, all of it can be written.
+    subprocess.run(["dd", "if=/dev/urandom", f"of={disk}/f", "bs=1M", "count=495", "conv=fsync"], check=True, stderr=-3)
+    pool.close()
+
+
+def taken(file: Path) -> int:
+    return file.stat().st_blocks * 512
+
+
+# Words.
+
+
+async def said_by(work: Awaitable[object]) -> AtollError:
+    with pytest.raises(AtollError) as caught:
+        await work
+    assert caught.value.remedy
+    return caught.value
+
+
+async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(machine_on: Machine, host_disk: Path) -> None:
+    machine, disks = machine_on, host_disk / "state/disks"
+    running, ended = [
+        await machine.create(name, image="busybox", limits={"disk": "100MiB"}) for name in ("room-one", "room-two")
+    ]
+    await machine.engine.stop(ended)
+    async with Roster(machine, Timeline(machine.database)) as roster:
+        subprocess.run(["mount", "-o", "remount,ro", disks], check=True)
+        actor, caller = roster.actor("room-one"), Caller("me")
+
+        async def refused(link: AgentLink) -> None:
+            raise error(ErrorCode.COMMAND_NOT_FOUND, "the sandbox has no shell that could be started", command="sh")
+
+        attempts = (
+            roster.actor("room-three").ensure(SandboxOptions(image="busybox", limits={"disk": "100MiB"}), caller),
+            roster.actor("room-two").wake(caller),
+            actor.do(caller, refused),
+        )
+        for attempt in attempts:
+            problem = await said_by(attempt)
+            assert problem.code is ErrorCode.POOL_READ_ONLY and "dmesg" in problem.remedy, problem
+            assert problem.context["path"] == str(host_disk / "state/pool.btrfs")
+        assert "read-only" in check_pool(host_disk / "state").found
+        subprocess.run(["mount", "-o", "remount,rw", disks], check=True)
+        for name in ("room-one", "room-two"):
+            await roster.actor(name).destroy(caller)
+        assert (
+            await roster.actor("room-four").ensure(SandboxOptions(image="busybox", limits={"disk": "100MiB"}), caller)
+        ) is True
+        await roster.actor("room-four").destroy(caller)
+    running.release()
+
+
+async def test_a_full_pool_is_named_with_what_is_left(machine_on: Machine, host_disk: Path) -> None:
+    with_image = await machine_on.create("room-first", image="busybox", limits={"disk": "300MiB"})
+    filler = fill(host_disk)
+    made = [with_image]
+    with pytest.raises(AtollError) as caught:
+        for number in range(100):
+            made.append(await machine_on.create(f"room-{number}", image="busybox", limits={"disk": "300MiB"}))
+    problem = caught.value
+    assert problem.code is ErrorCode.NO_SPACE and "namespaces" not in problem.remedy, problem
+    assert problem.context["host_free"] == 0 and problem.context["disks"] == len(made)
+    for live in made:
+        await machine_on.destroy(live)
+    filler.unlink()
+
+
+async def test_a_sandbox_whose_own_disk_is_full_starts_or_says_so(machine_on: Machine) -> None:
+    live = await machine_on.create("room-own", image="busybox", limits={"disk": "1MiB"})
+    await sh(live, "dd if=/dev/zero of=/f bs=4k count=1000; i=0; while echo x >/g$i; do i=$((i+1)); done; sync")
+    await machine_on.engine.stop(live)
+    try:
+        again = await machine_on.start(live.id)
+    except AtollError as problem:
+        assert problem.code is ErrorCode.NO_SPACE and problem.context["sandbox"] == "room-own", problem
+        assert "larger disk" in problem.remedy
+        await machine_on.remove("room-own")
+    else:
+        await machine_on.destroy(again)
+
+
+def test_a_disk_without_inodes_is_named(tmp_path: Path) -> None:
+    image, disk = tmp_path / "disk.img", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-N", "16", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    try:
+        with pytest.raises(OSError) as full:
+            for number in range(100):
+                (disk / f"{number}").touch()
+        assert full.value.errno == errno.ENOSPC
+        (disk / "0").unlink()
+        (disk / "state").mkdir()
+        for make in (lambda: open_database(disk / "state"), lambda: PoolStorage(disk / "state", MIN_POOL)):
+            with pytest.raises(AtollError) as caught:
+                make()
+            assert caught.value.code is ErrorCode.NO_SPACE, caught.value
+            assert "df -i" in caught.value.remedy
+    finally:
+        subprocess.run(["umount", disk], check=True)
