@@ -17,6 +17,7 @@ from atoll.protocol.limits import MIB
 from atoll.server.run import serve as run_server
 from atoll.server.settings import IDLE_EXIT_SECONDS, Settings
 from atoll.supervisor.machine import DEFAULT_RUNTIME, DEFAULT_STATE
+from atoll.supervisor.promised_memory import OVERCOMMIT
 from atoll.telemetry.log import opened_log
 from atoll.telemetry.log_file import LogFile, Sink, StandardError
 from atoll.telemetry.log_lines import LogFormat
@@ -58,6 +59,15 @@ logger = logging.getLogger("atoll.server")
     help="How often the pool may be promised to disks; with 1 all of it is allocated now, and every byte is certain.",
 )
 @click.option(
+    "--memory-overcommit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=OVERCOMMIT,
+    show_default=True,
+    envvar="ATOLL_MEMORY_OVERCOMMIT",
+    show_envvar=True,
+    help="How often the machine's memory may be promised to sandboxes that run.",
+)
+@click.option(
     "--keep-lost",
     default="30d",
     show_default=True,
@@ -92,6 +102,7 @@ def serve(
     state_dir: Path,
     runtime_dir: Path | None,
     disk_overcommit: float | None,
+    memory_overcommit: float,
     keep_lost: str,
     embedded: bool,
     idle_exit: float,
@@ -120,6 +131,7 @@ def serve(
         idle_exit=idle_exit,
         allowed_hosts=allow_host,
         disk_overcommit=disk_overcommit,
+        memory_overcommit=memory_overcommit,
         keep_lost=parse_duration(keep_lost, "--keep-lost"),
     )
     sink: Sink = StandardError()

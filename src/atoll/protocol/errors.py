@@ -94,6 +94,7 @@ class ErrorCode(StrEnum):
     HOST_IMAGE_NOT_POSSIBLE = "HOST_IMAGE_NOT_POSSIBLE"
     UID_RANGES_EXHAUSTED = "UID_RANGES_EXHAUSTED"
     DISK_COMMITTED = "DISK_COMMITTED"
+    MEMORY_COMMITTED = "MEMORY_COMMITTED"
     NO_SPACE = "NO_SPACE"
     TOO_MANY_OPEN_FILES = "TOO_MANY_OPEN_FILES"
     POOL_DAMAGED = "POOL_DAMAGED"
@@ -368,6 +369,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.HOST_IMAGE_NOT_POSSIBLE: HostError,
     ErrorCode.UID_RANGES_EXHAUSTED: HostError,
     ErrorCode.DISK_COMMITTED: HostError,
+    ErrorCode.MEMORY_COMMITTED: HostError,
     ErrorCode.NO_SPACE: NoSpaceError,
     ErrorCode.TOO_MANY_OPEN_FILES: HostError,
     ErrorCode.POOL_DAMAGED: HostError,

@@ -93,6 +93,7 @@ async def open_machine(settings: Settings) -> Machine | None:
                 settings.runtime,
                 keep_lost=settings.keep_lost,
                 disk_overcommit=settings.disk_overcommit,
+                memory_overcommit=settings.memory_overcommit,
             )
         except AtollError as problem:
             if problem.code != ErrorCode.STATE_DIRECTORY_IN_USE:

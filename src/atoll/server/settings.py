@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.supervisor.promised_memory import OVERCOMMIT
+
 SOCKET = "server.sock"
 IDLE_EXIT_SECONDS = 60.0
 KEEP_LOST_SECONDS = 30 * 86400.0  # of disks that were set aside, and nobody asked for
@@ -22,6 +24,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     idle_exit: float = IDLE_EXIT_SECONDS
     allowed_hosts: tuple[str, ...] = ()
     disk_overcommit: float | None = None  # how often the pool may be promised; None: as often as what is in use allows
+    memory_overcommit: float = OVERCOMMIT
     keep_lost: float = KEEP_LOST_SECONDS
 
     @property

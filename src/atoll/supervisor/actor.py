@@ -296,7 +296,7 @@ class SandboxActor:
             self._link.close()
             self._link = None
         if live:
-            await self._machine.engine.stop(live)
+            await self._machine.stop(live)
         if self._watcher and self._watcher is not asyncio.current_task():
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -403,7 +403,7 @@ class SandboxActor:
             await self._opened_link(live).ask(KillAllProcesses(), decode_process_count)
         if self._link:
             self._link.ending = WHEN_STOPPED
-        await self._machine.engine.stop(live)
+        await self._machine.stop(live)
         if self._link:
             self._link.has_ended = True  # so that a call which it did not take any more starts it again
         self._note("stopped", cause=cause, by=by)

@@ -36,6 +36,7 @@ from atoll.store.moments import boot_id
 from atoll.store.timeline import Timeline
 from atoll.supervisor import lost
 from atoll.supervisor.disk_records import Mark, encode
+from atoll.supervisor.promised_memory import OVERCOMMIT, PromisedMemory
 from atoll.supervisor.reconcile import Findings, Ground, look_at_disks, reconcile
 from atoll.supervisor.record_files import take_over_files
 from atoll.supervisor.records import NOT_STARTED, Records, SandboxRecord, Upkeep
@@ -86,6 +87,7 @@ class Machine:
         engine: Engine | None = None,
         storage: Storage | None = None,
         disk_overcommit: float | None = None,
+        memory_overcommit: float = OVERCOMMIT,
         keep_lost: float = lost.KEEP_SECONDS,
     ) -> None:
         state, runtime = state.absolute(), runtime.absolute()
@@ -105,6 +107,7 @@ class Machine:
             self.engine: Engine = engine or NativeEngine(state, runtime)
             undo.pop_all()
         self.findings = Findings()
+        self._memory = PromisedMemory(memory_overcommit)
         self._removing = asyncio.Lock()
         self._state, self._keep_lost = state, keep_lost
         self._keepers: list[asyncio.Task[None]] = []
@@ -204,7 +207,7 @@ class Machine:
             try:
                 await self._put_on_record(sandbox, started(record, sandbox))
             except BaseException:
-                await self.engine.stop(sandbox)
+                await self.stop(sandbox)
                 raise
         except BaseException:
             self._forget(name)
@@ -231,9 +234,14 @@ class Machine:
             self._replace(started(record, sandbox))
             await self.engine.keep(sandbox)
         except BaseException:
-            await self.engine.stop(sandbox)
+            await self.stop(sandbox)
             raise
         return sandbox
+
+    async def stop(self, sandbox: LiveSandbox) -> None:
+        """End what runs of it. Record and files stay. Twice is fine."""
+        await self.engine.stop(sandbox)
+        self._memory.forget(sandbox.process)
 
     def default_env(self, record: SandboxRecord) -> dict[str, str]:
         """What it has without being told."""
@@ -246,7 +254,8 @@ class Machine:
     async def adopt(self, sandbox_id: str) -> LiveSandbox:
         """A sandbox that is running already, whoever made it."""
         name = parse_sandbox_id(sandbox_id)
-        live = await self.engine.adopt(self.record(name).to_live())
+        record = self.record(name)
+        live = await self.engine.adopt(record.to_live())
         if live is None:
             raise error(
                 ErrorCode.SANDBOX_NOT_RUNNING,
@@ -254,6 +263,7 @@ class Machine:
                 remedy="Its files are kept; remove it, or start it again.",
                 sandbox=name,
             )
+        self._memory.note(live.process, record.limits.memory)
         return live
 
     async def remove(self, sandbox_id: str) -> None:
@@ -268,7 +278,7 @@ class Machine:
         """End it and remove everything of it. Twice is fine, also when its id has a new owner in the meantime."""
         if self._owner(sandbox.id) == sandbox.process:
             self._records.begin_removal(sandbox.id)
-        await self.engine.stop(sandbox)
+        await self.stop(sandbox)
         async with self._removing:
             if self._owner(sandbox.id) == sandbox.process:  # still: others may have been quicker, and made a new one
                 if record := self._records.find_to_remove(sandbox.id):
@@ -365,10 +375,13 @@ class Machine:
             raise cannot_write(cause.filename or f"image {image!r}", cause) from cause
 
     async def _launch(self, spec: SandboxSpec) -> LiveSandbox:
-        try:
-            return await self.engine.start(spec)
-        except AtollError as problem:
-            raise self.storage.explain(problem, spec.id) from problem
+        with self._memory.launching(spec.limits.memory):
+            try:
+                sandbox = await self.engine.start(spec)
+            except AtollError as problem:
+                raise self.storage.explain(problem, spec.id) from problem
+            self._memory.note(sandbox.process, spec.limits.memory)
+            return sandbox
 
     async def _put_on_record(self, sandbox: LiveSandbox, record: SandboxRecord) -> None:
         """A kill before the disk says `created` undoes the creation, one after it changes nothing.

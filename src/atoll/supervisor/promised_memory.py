@@ -1,0 +1,65 @@
+"""The memory that running sandboxes are promised, in sum: more than the machine has, since few use what they may.
+
+A sandbox that is frozen counts, as its memory is kept. One that is stopped does not, and is asked about again when it
+starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.findings import format_size
+
+if TYPE_CHECKING:
+    from atoll.engine.base import ProcessIdentity
+
+OVERCOMMIT = 256.0  # a thousand default sandboxes on a machine of 8 GiB; an idle one takes 3 MB of its 2 GiB
+
+
+class PromisedMemory:
+    def __init__(self, overcommit: float = OVERCOMMIT, has: int | None = None) -> None:
+        self._has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if has is None else has
+        self._overcommit = overcommit
+        self._under_way = 0
+        self._running: dict[ProcessIdentity, int] = {}
+
+    @property
+    def total(self) -> int:
+        return self._under_way + sum(self._running.values())
+
+    @contextmanager
+    def launching(self, memory: int) -> Iterator[None]:
+        """A sandbox is started, which gets so much; or MEMORY_COMMITTED."""
+        most, promised = int(self._has * self._overcommit), self.total
+        if promised + memory > most:
+            raise _too_much(self._has, most, promised, memory)
+        self._under_way += memory
+        try:
+            yield
+        finally:
+            self._under_way -= memory
+
+    def note(self, process: ProcessIdentity, memory: int) -> None:
+        """A sandbox runs, whether there was room for it or not."""
+        self._running[process] = memory
+
+    def forget(self, process: ProcessIdentity) -> None:
+        """It has ended. Twice is fine."""
+        self._running.pop(process, None)
+
+
+def _too_much(has: int, most: int, promised: int, asked: int) -> AtollError:
+    return error(
+        ErrorCode.MEMORY_COMMITTED,
+        f"running sandboxes are promised {format_size(promised)} of the {format_size(most)} that may be promised on "
+        f"this machine, which has {format_size(has)}; {format_size(asked)} more do not fit",
+        remedy="Stop or destroy sandboxes, give them less memory, or start the server with a higher "
+        "--memory-overcommit.",
+        promised=promised,
+        most=most,
+        asked=asked,
+    )

@@ -1,0 +1,57 @@
+"""Memory that is promised to running sandboxes, on a machine that may promise little."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.supervisor.machine import Machine
+from atoll.supervisor.promised_memory import PromisedMemory
+
+MIB = 2**20
+MEMORY_OF_MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_promise_is_taken_back_when_the_launch_fails() -> None:
+    memory = PromisedMemory(overcommit=2, has=100 * MIB)
+    with pytest.raises(RuntimeError), memory.launching(150 * MIB):
+        raise RuntimeError
+    assert memory.total == 0
+    with memory.launching(150 * MIB), pytest.raises(AtollError) as caught, memory.launching(51 * MIB):
+        pass
+    assert caught.value.code is ErrorCode.MEMORY_COMMITTED
+    assert caught.value.context == {"promised": 150 * MIB, "most": 200 * MIB, "asked": 51 * MIB}
+    assert "--memory-overcommit" in caught.value.remedy
+
+
+async def test_what_runs_counts_and_what_is_stopped_does_not(tmp_path: Path, busybox_root: Path) -> None:
+    room_for_two = 200 * MIB / MEMORY_OF_MACHINE
+    limits = {"memory": 80 * MIB, "disk": 16 * MIB}
+
+    def opened() -> Machine:
+        return Machine(tmp_path / "state", tmp_path / "run", memory_overcommit=room_for_two)
+
+    async with opened() as machine:
+        machine.images.add("busybox", busybox_root)
+        one = await machine.create("one", image="busybox", limits=limits)
+        (await machine.create("two", image="busybox", limits=limits)).release()
+        with pytest.raises(AtollError) as caught:
+            await machine.create("three", image="busybox", limits=limits)
+        assert caught.value.code is ErrorCode.MEMORY_COMMITTED
+        assert "three" not in machine.storage.names()
+        await machine.stop(one)
+        (await machine.create("three", image="busybox", limits=limits)).release()
+        with pytest.raises(AtollError, match="MEMORY_COMMITTED"):
+            await machine.start(one.id)
+
+    async with opened() as machine:
+        for name in ("two", "three"):
+            (await machine.adopt(name)).release()
+        with pytest.raises(AtollError, match="MEMORY_COMMITTED"):
+            await machine.start(one.id)
+        await machine.remove("two")
+        await machine.destroy(await machine.start(one.id))
+        await machine.remove("three")
