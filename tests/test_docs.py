@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.attacks.catalog import ATTACKS
+
 ROOT = Path(__file__).parents[1]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
@@ -88,3 +90,12 @@ def test_commands_the_documents_name_exist() -> None:
     for document in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"):
         named = set(re.findall(r"`make ([a-z]+)`|^make ([a-z]+)", (ROOT / document).read_text(), re.MULTILINE))
         assert {one or other for one, other in named} <= targets, document
+
+
+def test_what_is_said_to_show_a_promise_is_there() -> None:
+    text = (ROOT / "docs/what-holds.md").read_text()
+    files = set(re.findall(r"`((?:tests|src)/[\w/.]+)`", text))
+    assert len(files) > 30
+    assert not [file for file in files if not (ROOT / file).exists()]
+    attacks = set(re.findall(r"\[([a-z-]+)\]", text))
+    assert attacks <= {attack.name for attack in ATTACKS}, attacks - {attack.name for attack in ATTACKS}
