@@ -196,7 +196,7 @@ def test_all_sandboxes_together_have_a_limit(tmp_path: Path) -> None:
     for groups in (CgroupsV1(dict.fromkeys(V1_CONTROLLERS, str(tmp_path))), CgroupsV2(str(tmp_path), controllers=())):
         limit_all(groups)
         groups.close()
-    written = {path.name: int(path.read_text()) for path in (tmp_path / "atoll").iterdir() if path.is_file()}
+    written = {path.name: int(path.read_text()) for path in (tmp_path / "atoll").glob("[mp]*")}
     assert 0 < written["memory.max"] == written["memory.limit_in_bytes"] < os.sysconf("SC_PHYS_PAGES") * 4096
     assert 0 < written["pids.max"] < int(Path("/proc/sys/kernel/pid_max").read_text())
 
@@ -212,6 +212,7 @@ def test_limit_files_of_version_2(tmp_path: Path) -> None:
     (group / "pids.current").write_text("3\n")
     (group / "memory.events").write_text("low 0\noom_kill 2\n")
     groups = CgroupsV2(str(tmp_path), controllers=())
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+io"
     groups.set_limits("box", Resources(cpus=0.5, memory=2**26, pids=32))
     groups.set_cpus("box", 0.5)
     written = {str(path.relative_to(group)): path.read_text() for path in group.rglob("*.max")}

@@ -299,8 +299,10 @@ class CgroupsV2:
         self._has_memory = "memory" in controllers
         for controller in controllers:
             for level in (mount, f"{mount}/{PARENT}"):
-                with open(f"{level}/cgroup.subtree_control", "w") as file:
-                    file.write(f"+{controller}")
+                _enable(controller, level)
+        with suppress(OSError):  # a kernel without it, or whoever looks after this tree keeps it
+            for level in (mount, f"{mount}/{PARENT}"):
+                _enable("io", level)  # then all sandboxes have the same weight when they wait for a disk
 
     def expect_joins(self) -> None:
         """Commands do. The option holds for version 2 as well, whichever hierarchy was made with it."""
@@ -389,6 +391,11 @@ class CgroupsV2:
         fd, self._root = self._root, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _enable(controller: str, level: str) -> None:
+    with open(f"{level}/cgroup.subtree_control", "w") as file:
+        file.write(f"+{controller}")
 
 
 def quota(cpus: float) -> int:
