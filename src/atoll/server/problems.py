@@ -75,7 +75,22 @@ CLIENT_GONE = 499  # as nginx has it
 
 MAX_PATH = 200
 
-_ours = Seldom(logging.getLogger("atoll.server"))
+_logger = logging.getLogger("atoll.server")
+_ours = Seldom(_logger)
+
+# What runs out on a machine that is full. Every client meets it, so it is told a few times; and where we were when it
+# ran out tells nobody anything.
+_short_of = {
+    code: Seldom(_logger, most=3)
+    for code in (
+        ErrorCode.TOO_MANY_OPEN_FILES,
+        ErrorCode.TOO_MANY_CONNECTIONS,
+        ErrorCode.NO_SPACE,
+        ErrorCode.DISK_COMMITTED,
+        ErrorCode.MEMORY_COMMITTED,
+        ErrorCode.UID_RANGES_EXHAUSTED,
+    )
+}
 
 
 def status_of(problem: AtollError) -> int:
@@ -99,8 +114,10 @@ def bad_request(message: str, remedy: str = "See /docs for what this route takes
 
 def log_if_ours(problem: AtollError, scope: Scope) -> None:
     """What this machine or we are to blame for; the rest is between the caller and the sandbox."""
-    if isinstance(problem, HostError) or problem.code is ErrorCode.INTERNAL_ERROR:
-        told = about(code=problem.code.value, path=scope["path"][:MAX_PATH])
+    told = about(code=problem.code.value, path=scope["path"][:MAX_PATH])
+    if short := _short_of.get(problem.code):
+        short.log(logging.ERROR, "%s failed: %s. %s", _named(scope), problem.message, problem.remedy, extra=told)
+    elif isinstance(problem, HostError) or problem.code is ErrorCode.INTERNAL_ERROR:
         _ours.log(logging.ERROR, "%s failed: %s", _named(scope), problem.message, exc_info=problem, extra=told)
 
 
@@ -137,7 +154,7 @@ def _methods_of(request: Request) -> list[str]:
 
 async def on_any_error(request: Request, cause: Exception) -> Response:
     if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
-        return problem_response(too_many_open_files(cause))
+        return await on_atoll_error(request, too_many_open_files(cause))
     _ours.log(logging.ERROR, "%s failed", _named(request.scope), exc_info=cause)
     body = ErrorBody(
         code=ErrorCode.INTERNAL_ERROR, message="the server failed at this", remedy="Its log has the details; report it."

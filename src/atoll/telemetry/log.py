@@ -100,10 +100,11 @@ def opened_log(sink: Sink, format: LogFormat) -> Iterator[None]:
 
 
 class Seldom:
-    """For what strangers can cause: SELDOM entries in SELDOM_SECONDS, of which the last says that more are left out."""
+    """For what strangers can cause: so many entries in SELDOM_SECONDS, and then that more are left out."""
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, most: int = SELDOM) -> None:
         self._logger = logger
+        self._most = most
         self._begin = 0.0
         self._count = 0
         self._left_out = 0
@@ -115,9 +116,9 @@ class Seldom:
                 self._logger.warning("%d entries like the next one were left out", self._left_out)
             self._begin, self._count, self._left_out = now, 0, 0
         self._count += 1
-        if self._count > SELDOM:
+        if self._count > self._most:
             self._left_out += 1
             return
         self._logger.log(level, message, *values, **options)  # type: ignore[arg-type]
-        if self._count == SELDOM:
+        if self._count == self._most:
             self._logger.warning("more like this are left out for %g seconds", SELDOM_SECONDS)
