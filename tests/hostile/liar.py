@@ -26,7 +26,7 @@ from atoll.protocol.errors import ErrorBody
 from atoll.protocol.files import ChangeType, FileChange, FileChanges, FileInfo, FileList, FileType, ListFiles
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame, encode_lost
 from atoll.protocol.messages import Call, Exec, ExecDone, ExecShell, encode_message
-from atoll.protocol.processes import LogEntry, LogPart, OutputStream
+from atoll.protocol.processes import MAX_ENTRIES, LogEntry, LogPart, OutputStream
 from atoll.protocol.terminals import TerminalInfo, TerminalReady
 
 SANDBOX = "liar"
@@ -133,7 +133,7 @@ LIES = {
     "half frames": Lie(once(struct.pack(">IB", MAX_PAYLOAD, FrameKind.STDOUT) + b"x" * (MAX_PAYLOAD - 1)), EXECS),
     "never reads": Lie(never_read, EXECS),
     "huge lengths": Lie(endlessly(struct.pack(">IB", 2**32 - 1, FrameKind.STDOUT)), EXECS),
-    "endless logs": Lie(endlessly(event(LogPart(number=1, entries=[ENTRY] * 4_000))), LOGS),
+    "endless logs": Lie(endlessly(event(LogPart(number=1, entries=[ENTRY] * MAX_ENTRIES))), LOGS),
     "overfull logs": Lie(endlessly(event(LogPart(number=1, entries=[ENTRY] * 45_000))), LOGS),
     "empty logs": Lie(endlessly(event(LogPart(number=1))), LOGS),
     "endless lists": Lie(endlessly(event(FileList(files=[FILE] * 400))), LISTS),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from atoll.agent import process_log
 from atoll.agent.process_log import SEGMENT_BYTES, Bounds, LogStore, ProcessLog
-from atoll.protocol.processes import LogEntry, OutputStream
+from atoll.protocol.processes import MAX_ENTRIES, LogEntry, OutputStream
 
 STDOUT, STDERR = OutputStream
 SMALL = Bounds(memory_each=2, memory=5, file_each=3, file=8)
@@ -160,6 +160,14 @@ def test_what_is_short_is_one_entry_with_its_stream_and_time() -> None:
         assert (first.number, first.stream, first.data) == (3, STDOUT, b"out")
         assert (second.number, second.stream, second.data) == (7, STDERR, b"err\n")
         assert 0 <= second.time - first.time < 60
+
+
+def test_a_part_of_a_log_has_no_more_entries_than_a_server_takes() -> None:
+    with store_of() as store:
+        log = store.make_log()
+        for _ in range(MAX_ENTRIES + 1):
+            log.append(STDOUT, b"x")
+        assert MAX_ENTRIES // 2 < len(log.read(0).entries) <= MAX_ENTRIES
 
 
 def test_memory_and_file_are_bounded_for_all_logs_together(tmp_path: Path) -> None:

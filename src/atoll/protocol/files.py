@@ -242,7 +242,7 @@ class ChangeType(Enum):
     OVERFLOW = "overflow"  # so much happened at once that some of it is not known: look for yourself
 
 
-class FileChange(msgspec.Struct, frozen=True, kw_only=True):
+class FileChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """`old_path` is where something that was moved within the watched directory came from."""
 
     type: ChangeType
