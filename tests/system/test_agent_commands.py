@@ -81,7 +81,10 @@ async def test_the_environment_is_the_documented_one(box: Box) -> None:
     env = dict(line.split("=", 1) for line in lines)
     assert env["PATH"] == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     assert (env["HOME"], env["LANG"], env["USER"], env["TZ"]) == ("/root", "C.UTF-8", "root", "UTC")
-    assert set(env) <= {"PATH", "HOME", "LANG", "USER", "TZ", "PIP_BREAK_SYSTEM_PACKAGES", "PIP_ROOT_USER_ACTION"}
+    limits = {"ATOLL_CPUS", "ATOLL_MEMORY", "ATOLL_DISK", "ATOLL_PIDS"}
+    assert limits <= set(env)
+    image = {"PIP_BREAK_SYSTEM_PACKAGES", "PIP_ROOT_USER_ACTION"}
+    assert set(env) <= {"PATH", "HOME", "LANG", "USER", "TZ"} | limits | image
     assert await box.text("date +%Z") == "UTC"
 
 

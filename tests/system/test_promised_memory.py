@@ -20,11 +20,18 @@ def test_a_promise_is_taken_back_when_the_launch_fails() -> None:
     with pytest.raises(RuntimeError), memory.launching(150 * MIB):
         raise RuntimeError
     assert memory.total == 0
-    with memory.launching(150 * MIB), pytest.raises(AtollError) as caught, memory.launching(51 * MIB):
+    refused = pytest.raises(AtollError)
+    with memory.launching(80 * MIB), memory.launching(70 * MIB), refused as caught, memory.launching(51 * MIB):
         pass
     assert caught.value.code is ErrorCode.MEMORY_COMMITTED
     assert caught.value.context == {"promised": 150 * MIB, "most": 200 * MIB, "asked": 51 * MIB}
     assert "--memory-overcommit" in caught.value.remedy
+
+
+def test_more_than_the_machine_has_is_promised_to_nobody() -> None:
+    memory = PromisedMemory(overcommit=1, has=100 * MIB)
+    with memory.launching(2**60):
+        assert memory.total == 100 * MIB
 
 
 async def test_what_runs_counts_and_what_is_stopped_does_not(tmp_path: Path, busybox_root: Path) -> None:

@@ -33,12 +33,14 @@ def half(request: pytest.FixtureRequest) -> Iterator[Half]:
     half.server.shared_server.cache_clear()  # and with it the connections
 
 
-def dial(server: RunningServer, terminal_id: str, sandbox: str = "box", **options: Any) -> connect:
-    """As a page does: the key is a subprotocol."""
+def dial(
+    server: RunningServer, terminal_id: str, sandbox: str = "box", name: str = "127.0.0.1", **options: Any
+) -> connect:
+    """As a page does: the key is a subprotocol. `name` is what it takes the server for."""
     options.setdefault("subprotocols", [PROTOCOL, f"atoll.key.{server.key}"])
     options |= {"open_timeout": HANG_SECONDS, "ping_interval": None}  # a page that does not read answers no ping
-    url = f"ws://127.0.0.1:{server.port}/v1/sandboxes/{sandbox}/terminals/{terminal_id}"
-    return connect(url, compression=None, **options)
+    url = f"ws://{name}:{server.port}/v1/sandboxes/{sandbox}/terminals/{terminal_id}"
+    return connect(url, host="127.0.0.1", port=server.port, compression=None, **options)
 
 
 async def make(server: RunningServer, **body: object) -> dict[str, Any]:
@@ -286,7 +288,7 @@ def bearer(server: RunningServer) -> dict[str, str]:
     [
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
-        ({"additional_headers": {"Host": "evil.example"}}, 403),
+        ({"name": "evil.example"}, 403),
     ],
 )
 async def test_another_sites_page_is_refused_even_with_a_key(

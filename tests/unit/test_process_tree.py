@@ -27,7 +27,7 @@ def process(pid: int, parent: int, session: int, *, start: int = 1, zombie: bool
 @pytest.mark.parametrize("name", [b"sh", b"a b", b") S 1 1 1", b"((", b"\xff\xfe"])
 def test_a_name_full_of_brackets_does_not_shift_the_fields(name: bytes) -> None:
     tail = b"S 7 42 41 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2 3"
-    assert parse_stat(b"42 (" + name + b") " + tail) == ProcessStat(42, 7, 41, 9876, b"S", name)
+    assert parse_stat(b"42 (" + name + b") " + tail) == ProcessStat(42, 7, 41, 9876, b"S", name, 4194560)
 
 
 def test_descendants_and_session_mates_belong_and_others_do_not() -> None:
@@ -139,3 +139,9 @@ async def test_one_look_is_enough_for_all_that_are_ended_at_once(monkeypatch: py
         assert program.stdout and not program.stdout.read()  # which its child had as well
         program.stdout.close()
     assert looks <= 3
+
+
+def test_who_is_on_its_way_out_counts_as_leaving_until_it_is_a_zombie() -> None:
+    assert process(10, 1, 10)._replace(flags=4194564).is_leaving
+    assert not process(10, 1, 10)._replace(flags=4194560).is_leaving
+    assert not process(10, 1, 10)._replace(flags=4194564, state=b"Z").is_leaving

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-FREEZE_SECONDS, FREEZE_PAUSE_SECONDS = 0.5, 0.001
+FREEZE_SECONDS, FREEZE_PAUSE_SECONDS = 2.0, 0.001
 
 
 class Freezing(NamedTuple):

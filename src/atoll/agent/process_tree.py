@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 
 NANOSECONDS_PER_TICK = 10**9 // os.sysconf("SC_CLK_TCK")
 NO_SESSION = -1
+_EXITING = 0x4  # the flag of the kernel for a process on its way out
 KILL_ROUNDS = 50  # a tree that forks as fast as it dies is caught within a few; this bounds a pathological one
 QUICK_ROUNDS = 2  # of them before others have to stand still for it
 CROWD = 256  # which takes some 8 ms to look at, if it lets us
+LEAVING_PAUSE_SECONDS = 0.001
 FEW_DYING = 16
 DISPERSAL_SECONDS, DISPERSAL_PAUSE_SECONDS = 2.0, 0.005
 
@@ -46,10 +48,16 @@ class ProcessStat(NamedTuple):
     start_time: int
     state: bytes
     name: bytes
+    flags: int = 0
 
     @property
     def is_zombie(self) -> bool:
         return self.state in (b"Z", b"X")
+
+    @property
+    def is_leaving(self) -> bool:
+        """It has closed its files already, perhaps, and is its children's parent still."""
+        return bool(self.flags & _EXITING) and not self.is_zombie
 
     @property
     def identity(self) -> Identity:
@@ -71,7 +79,7 @@ def parse_stat(text: bytes) -> ProcessStat:
     head, _, tail = text.rpartition(b")")
     fields = tail.split()
     pid, _, name = head.partition(b" (")
-    return ProcessStat(int(pid), int(fields[1]), int(fields[3]), int(fields[19]), fields[0], name)
+    return ProcessStat(int(pid), int(fields[1]), int(fields[3]), int(fields[19]), fields[0], name, int(fields[6]))
 
 
 def members_of(session: int, known: set[Identity], table: list[ProcessStat]) -> set[Identity]:
@@ -148,6 +156,10 @@ class ProcessTree:
         """Whether anyone is left. Whoever is seen now is found again later, whatever became of its parents."""
         return bool(self._look(table))
 
+    @property
+    def killed(self) -> set[Identity]:
+        return self._killed
+
     def count_dying(self) -> int:
         """How many of those that were killed the kernel has not got round to."""
         return sum(os.path.exists(f"/proc/{pid}") for pid, _ in self._killed)
@@ -169,19 +181,30 @@ def kill_all(trees: Sequence[ProcessTree], table: ProcessTable) -> None:
     """End all of them, of whom `table` is the latest that is known.
 
     Who forks and ends while the table is read is not in it, and its child is not either. So whatever has been born
-    meanwhile, all stand still for a last look.
+    meanwhile, all stand still for a last look. Nobody can be made to stand still while it ends: by then it has no pipe
+    by which it is known, and its child is no orphan yet. So that is waited for.
     """
     left = list(trees)
     with ExitStack() as stack:
         is_still = False
         for number in range(KILL_ROUNDS):
             left = [tree for tree in left if tree.kill_new(table)]
-            if not left and (is_still or births.last_pid() == table.last_pid):
+            is_certain = is_still or births.last_pid() == table.last_pid
+            if not left and is_certain and not _is_somebody_leaving(table, trees):
                 return
             if not is_still and (not left or number + 1 == QUICK_ROUNDS):
                 stack.enter_context(group.standing_still())
                 is_still, left = True, list(trees)
+            elif not left:
+                time.sleep(LEAVING_PAUSE_SECONDS)
+                left = list(trees)
             table = read_process_table()
+
+
+def _is_somebody_leaving(table: ProcessTable, trees: Sequence[ProcessTree]) -> bool:
+    """Of whom we do not know that they were killed."""
+    leaving = {process.identity for process in table if process.is_leaving}
+    return bool(leaving.difference(*(tree.killed for tree in trees)))
 
 
 class Endings:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode
-from atoll.protocol.printable import printable, printable_json
+from atoll.protocol.printable import printable, printable_json, printable_lines
 
 FAILED, USAGE = 1, 2
 
@@ -30,7 +30,7 @@ def tell(problem: AtollError | click.ClickException | OSError, *, as_json: bool)
         print_to_stderr(printable_json(msgspec.json.encode(body).decode()))
     else:
         code = f" [{body.code}]" if isinstance(problem, AtollError) else ""
-        print_to_stderr(f"{_name()} {printable(body.message)}{code}")
+        print_to_stderr(f"{_name()} {printable_lines(body.message)}{code}")
         for line in body.remedy.split("\n") if body.remedy else ():
             print_to_stderr(f"  {printable(line)}")
     if isinstance(problem, click.ClickException):

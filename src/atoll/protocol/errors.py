@@ -158,7 +158,7 @@ class AtollError(Exception):
 
     def __str__(self) -> str:
         """For people: what others chose, such as a file's name, cannot do anything to where it is shown."""
-        text = f"{printable(self.message)} [{self.code}]"
+        text = f"{printable_lines(self.message)} [{self.code}]"
         return f"{text}\n  {printable_lines(self.remedy)}" if self.remedy else text
 
     def __repr__(self) -> str:

@@ -3,8 +3,8 @@
 They lie beyond the ends of its files, where what is appended comes to lie. So the removal of a sandbox is put on record
 on a disk without a free block, and some thousand more changes with it; then NO_SPACE is the answer.
 
-A program of its own asks for them. SQLite's locks are a process's, and go when it closes any descriptor of the file: the
-next to close the database would take itself for the last, and put away a log that we still write to.
+A program of its own asks for them. SQLite's locks are a process's, and go when it closes any descriptor of the file:
+the next to close the database would take itself for the last, and put away a log that we still write to.
 """
 
 from __future__ import annotations

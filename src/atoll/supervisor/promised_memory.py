@@ -31,9 +31,14 @@ class PromisedMemory:
     def total(self) -> int:
         return self._under_way + sum(self._running.values())
 
+    def _usable(self, memory: int) -> int:
+        """More than the machine has is what nobody can use, and a way to ask for no limit."""
+        return min(memory, self._has)
+
     @contextmanager
     def launching(self, memory: int) -> Iterator[None]:
         """A sandbox is started, which gets so much; or MEMORY_COMMITTED."""
+        memory = self._usable(memory)
         most, promised = int(self._has * self._overcommit), self.total
         if promised + memory > most:
             raise _too_much(self._has, most, promised, memory)
@@ -45,7 +50,7 @@ class PromisedMemory:
 
     def note(self, process: ProcessIdentity, memory: int) -> None:
         """A sandbox runs, whether there was room for it or not."""
-        self._running[process] = memory
+        self._running[process] = self._usable(memory)
 
     def forget(self, process: ProcessIdentity) -> None:
         """It has ended. Twice is fine."""
