@@ -19,12 +19,19 @@ _OF_A_READ_ONLY_POOL = frozenset(
         ErrorCode.NO_SPACE,
     }
 )
+_STEPS_THAT_WRITE = {"make the writable layers", "mount the overlays", "enter the root"}
 
 
 def may_be_of_read_only(problem: AtollError) -> bool:
     """Whether an operation may fail with this on a disk that takes nothing more. It may for other reasons as well."""
     is_without_shell = problem.code == ErrorCode.COMMAND_NOT_FOUND and problem.context.get("command") == "sh"
     return is_without_shell or problem.code in _OF_A_READ_ONLY_POOL
+
+
+def may_be_of_full(problem: AtollError) -> bool:
+    """The kernel says "no space" also of namespaces and control groups, but not at the steps that write to a disk."""
+    is_full = problem.context.get("errno") in (errno.ENOSPC, errno.EDQUOT)
+    return is_full and problem.context.get("step") in _STEPS_THAT_WRITE
 
 
 def pool_failure(cause: OSError, file: Path, mount: Path) -> AtollError:

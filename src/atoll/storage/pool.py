@@ -183,7 +183,7 @@ class PoolStorage:
     def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:
         if failures.may_be_of_read_only(problem) and failures.is_read_only(self._mount):
             return failures.pool_read_only(self._file)
-        if problem.context.get("errno") not in (errno.ENOSPC, errno.EDQUOT):
+        if not failures.may_be_of_full(problem):
             return problem
         disk = self._quotas.find(sandbox)
         if disk and disk.used + WORTH_FREEING >= disk.limit:
