@@ -44,7 +44,7 @@ async def run(live: LiveSandbox, script: str) -> str:
 
 async def create(machine: Machine, name: str) -> None:
     try:
-        live = await machine.create(name, image="busybox")
+        live = await machine.create(name, image="busybox", limits={"disk": "256MiB"})
     except AtollError as error:
         say("failed", name, error.code)
         return

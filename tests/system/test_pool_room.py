@@ -148,6 +148,7 @@ async def test_a_writer_with_room_to_write_leaves_its_neighbours_theirs(machine_
 async def test_what_lies_idle_goes_back_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headroom, "SHRINK_AFTER_SECONDS", 0.2)
     monkeypatch.setattr(growth, "AHEAD", 64 * MIB)
+    monkeypatch.setattr(growth, "SHARE_AHEAD", 8)
     pool = PoolStorage(tmp_path, size=2048 * MIB)
     file = tmp_path / "pool.btrfs"
     pool.create(SandboxId("one"), 1024 * MIB)

@@ -11,11 +11,12 @@ import msgspec
 MIB, GIB = 2**20, 2**30
 STEP = 64 * MIB
 LEAST_STEP = 16 * MIB  # each waits for a commit
+CHUNK_STEP = 16 * MIB
 LEAST = 256 * MIB  # btrfs takes no smaller device
 AHEAD = GIB
 MOST_AHEAD = 8 * GIB
 BURST_FACTOR = 8  # of what was written between two looks, so much is kept free
-SHARE_AHEAD = 16  # of what the host has; one disk may be filled at once, as `fallocate` does, if it is no more
+SHARE_AHEAD = 64  # of what the host has; one disk may be filled at once, as `fallocate` does, if it is no more
 SHRINK_STEP = GIB
 HOST_RESERVE = GIB
 
@@ -51,12 +52,29 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reachable(self) -> int:
         """What can be written in all, if nobody else fills the host's disk."""
-        return max(0, self.free - max(0, self.unbacked - self.host_spare)) + self.growth
+        return max(0, self.free - max(0, self.unbacked - self.host_spare) - self._kept) + self.growth
+
+    @property
+    def _kept(self) -> int:
+        """What is left to metadata, which has little of its own yet: without, nobody can even make a file.
+
+        Data takes whole chunks, and of the last one what there is. So room for it is whole chunks, and then some.
+        """
+        if self.metadata_free >= STEP // 4:
+            return 0
+        beyond = self.unallocated + self.growth
+        chunk = data_chunk(self.size + self.growth)
+        return beyond - max(0, beyond - STEP // 2) // chunk * chunk
 
     @property
     def capacity(self) -> int:
         """What the pool could hold in all."""
         return min(self.most, self.used + self.reachable)
+
+
+def data_chunk(size: int) -> int:
+    """What data takes at once of a device, as the kernel has it: a tenth, in whole 16 MiB."""
+    return min(GIB, -(-size // 10 // CHUNK_STEP) * CHUNK_STEP)
 
 
 def ahead_of(room: Room, burst: int) -> int:
@@ -76,8 +94,11 @@ def enlarged(room: Room, burst: int) -> int:
 
 
 def is_emergency(room: Room) -> bool:
-    """Whether nothing is left for metadata, however much may be free for data. Then not even a file can be removed."""
-    return room.unallocated < STEP // 2 and room.metadata_free < STEP // 4
+    """Whether nothing may be left for metadata soon, however much is free for data. Then no file can be removed even.
+
+    Soon: the kernel now and then gives data a chunk that it could do without, between two looks.
+    """
+    return room.unallocated < STEP // 2 + data_chunk(room.size) and room.metadata_free < STEP // 4
 
 
 def emergency(most: int) -> int:
