@@ -119,37 +119,23 @@ async def test_a_host_disk_that_somebody_fills_stops_writers_and_nothing_else(
         await machine.destroy(live)
 
 
-async def test_a_writer_with_room_to_write_leaves_its_neighbours_theirs(machine_on: Machine, host_disk: Path) -> None:
-    """Its quota is larger than what the pool has left."""
-    machine, limits = machine_on, {"disk": "400MiB"}
-    hog, neighbour = [await machine.create(name, image="busybox", limits=limits) for name in ("room-hog", "room-small")]
-    said = await sh(
-        hog,
-        "dd if=/dev/zero of=/f bs=1M count=390 conv=fsync; for i in $(seq 20); do dd if=/dev/zero "
-        "bs=1M count=8 conv=fsync >>/g; done",
-    )
-    assert b"uota" in said.stderr
-    assert (
-        await sh(neighbour, "dd if=/dev/zero of=/f bs=1M count=8 conv=fsync && echo x >/g && sync")
-    ).done.exit_code == 0
-    late = await machine.create("room-late", image="busybox", limits=limits)
-    assert (await sh(late, "dd if=/dev/zero of=/f bs=1M count=8 conv=fsync")).done.exit_code == 0
+async def test_a_removed_disk_counts_as_free_at_once_and_soon_is(machine_on: Machine, host_disk: Path) -> None:
+    machine = machine_on
+    hog = await machine.create("room-hog", image="busybox", limits={"disk": "400MiB"})
+    assert (await sh(hog, "dd if=/dev/zero of=/f bs=1M count=150 conv=fsync")).done.exit_code == 0
     before = machine.storage.used(SandboxId("room-hog"))
     await machine.destroy(hog)
     promised = machine.storage._promises()  # type: ignore[attr-defined]
-    assert promised.freed >= before - MIB  # at once, whatever the kernel has done until now
-    await machine.destroy(await machine.create("room-next", image="busybox", limits=limits))
+    assert promised.freed >= before - MIB  # whatever the kernel has done until now
+    await machine.destroy(await machine.create("room-next", image="busybox", limits={"disk": "400MiB"}))
     await eventually(lambda: shutil.disk_usage(host_disk / "state/disks").used < 60 * MIB)
-    assert (await sh(neighbour, "dd if=/dev/zero of=/f bs=1M count=100 conv=fsync")).done.exit_code == 0
-    for live in (neighbour, late):
-        await machine.destroy(live)
 
 
 async def test_what_lies_idle_goes_back_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headroom, "SHRINK_AFTER_SECONDS", 0.2)
     monkeypatch.setattr(growth, "AHEAD", 64 * MIB)
     monkeypatch.setattr(growth, "SHARE_AHEAD", 8)
-    pool = PoolStorage(tmp_path, size=2048 * MIB)
+    pool = PoolStorage(tmp_path, size=3072 * MIB)
     file = tmp_path / "pool.btrfs"
     pool.create(SandboxId("one"), 1024 * MIB)
     await eventually(lambda: file.stat().st_size > 1024 * MIB)  # so that its owner may have it all at once
