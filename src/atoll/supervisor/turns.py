@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 
-TURN_SECONDS = 0.0003
+TURN_SECONDS = 0.0001
 
 
 class Turns:

@@ -22,8 +22,8 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import msgspec
@@ -424,27 +424,29 @@ def _directories(tree: int) -> list[str]:
 
 
 def _write(tree: int, path: str, value: int | str) -> None:
-    fd = _open(tree, path, os.O_WRONLY)
-    try:
+    with _opened(tree, path, os.O_WRONLY) as fd:
         os.write(fd, str(value).encode())
-    except OSError as cause:
-        if cause.errno == errno.ENODEV:  # as in _read
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from cause
-        raise
-    finally:
-        os.close(fd)
 
 
 def _read(tree: int, path: str) -> str:
-    fd = _open(tree, path, os.O_RDONLY)
-    try:
+    with _opened(tree, path, os.O_RDONLY) as fd:
         return os.read(fd, 65_536).decode()
+
+
+@contextmanager
+def _opened(tree: int, path: str, flags: int) -> Iterator[int]:
+    """A group may be removed before its file is opened, while it is, or after: always FileNotFoundError."""
+    fd = -1
+    try:
+        fd = _open(tree, path, flags)
+        yield fd
     except OSError as cause:
-        if cause.errno == errno.ENODEV:  # the group was removed after its file was opened
+        if cause.errno == errno.ENODEV:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from cause
         raise
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def _make(tree: int, name: str, below: Iterable[str]) -> None:
