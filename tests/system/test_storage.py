@@ -151,7 +151,7 @@ def test_a_pool_has_one_loop_device_however_often_it_is_opened(pool: PoolStorage
 
 def test_a_closed_pool_takes_little_more_of_the_host_than_its_disks_hold(tmp_path: Path) -> None:
     file = tmp_path / "pool.btrfs"
-    pool = PoolStorage(tmp_path, size=512 * MIB)
+    pool = PoolStorage(tmp_path, size=2048 * MIB)
     for name, size in (ONE, 10 * MIB), (TWO, 150 * MIB):
         (pool.create(name, size=256 * MIB) / "content").write_bytes(os.urandom(size))
     assert in_use_once_written(pool) > 160 * MIB
