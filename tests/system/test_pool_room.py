@@ -15,6 +15,7 @@ import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId
+from atoll.protocol.limits import Limits
 from atoll.protocol.messages import Exec
 from atoll.protocol.sandboxes import SandboxOptions
 from atoll.storage import growth, headroom
@@ -119,16 +120,56 @@ async def test_a_host_disk_that_somebody_fills_stops_writers_and_nothing_else(
         await machine.destroy(live)
 
 
-async def test_a_removed_disk_counts_as_free_at_once_and_soon_is(machine_on: Machine, host_disk: Path) -> None:
+LARGE = "for i in $(seq 40); do dd if=/dev/zero bs=1M count=16 >>/f; done; sync"
+TINY = """
+    dd if=/dev/zero of=/f bs=1M count=250; mkdir /d; i=0
+    while [ $i -lt 1000 ]; do head -c 1900 /dev/zero >/d/$i; i=$((i+1)); done
+    n=0; while [ $n -lt 100 ] && cp -r /d /d$n; do n=$((n+1)); done; sync
+"""
+IN_SMALL = "dd if=/dev/zero of=/f bs=1M count=8 conv=fsync && echo x >/g && sync /g"
+
+
+HOGS = [LARGE, TINY] if os.environ.get("ATOLL_SOAK") else [LARGE]  # the tiny ones take half a minute
+
+
+@pytest.mark.parametrize("hogging", HOGS)
+async def test_who_writes_all_there_is_leaves_others_theirs(machine_on: Machine, host_disk: Path, hogging: str) -> None:
+    """Those that are there, and those that come. The hog's own disk is larger than what there is."""
     machine = machine_on
-    hog = await machine.create("room-hog", image="busybox", limits={"disk": "400MiB"})
-    assert (await sh(hog, "dd if=/dev/zero of=/f bs=1M count=150 conv=fsync")).done.exit_code == 0
+    hog, neighbour = [await machine.create(name, image="busybox") for name in ("room-hog", "room-small")]
+    assert b"uota" in (await sh(hog, hogging)).stderr
+    assert (await sh(neighbour, IN_SMALL)).done.exit_code == 0
+    late = await machine.create("room-late", image="busybox")
+    assert (await sh(late, IN_SMALL)).done.exit_code == 0
     before = machine.storage.used(SandboxId("room-hog"))
     await machine.destroy(hog)
     promised = machine.storage._promises()  # type: ignore[attr-defined]
-    assert promised.freed >= before - MIB  # whatever the kernel has done until now
-    await machine.destroy(await machine.create("room-next", image="busybox", limits={"disk": "400MiB"}))
+    assert promised.freed >= before - MIB  # at once, whatever the kernel has done until now
     await eventually(lambda: shutil.disk_usage(host_disk / "state/disks").used < 60 * MIB)
+    quota = machine.storage._quotas  # type: ignore[attr-defined]
+    await eventually(lambda: quota.find(neighbour.id).limit > 120 * MIB)
+    assert (await sh(neighbour, "dd if=/dev/zero of=/f bs=1M count=100 conv=fsync")).done.exit_code == 0
+    for live in (neighbour, late):
+        await machine.destroy(live)
+
+
+async def test_most_of_what_there_is_can_be_written(machine_on: Machine) -> None:
+    """Quotas follow a writer from look to look, and do not stop it as long as there is room."""
+    live = await machine_on.create("room-hog", image="busybox")
+    said = (await sh(live, "while dd if=/dev/zero bs=1M count=4 >>/f; do sync; done; du -m /f")).stdout
+    assert int(said.split()[0]) > machine_on.storage.largest_disk // MIB * 2 // 3
+    await machine_on.destroy(live)
+
+
+async def test_where_a_disk_of_the_usual_size_cannot_be_there_are_smaller_ones(machine_on: Machine) -> None:
+    most = machine_on.storage.largest_disk
+    for number, limits in enumerate((None, {"cpus": 1})):
+        live = await machine_on.create(f"room-{number}", image="busybox", limits=limits)
+        assert machine_on.record(live.id).limits.disk == most < Limits().disk
+        await machine_on.destroy(live)
+    with pytest.raises(AtollError) as caught:
+        await machine_on.create("room-large", image="busybox", limits={"disk": Limits().disk})
+    assert caught.value.code is ErrorCode.DISK_COMMITTED
 
 
 async def test_what_lies_idle_goes_back_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

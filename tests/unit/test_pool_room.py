@@ -5,14 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.errors import ErrorCode
 from atoll.protocol.limits import Limits
-from atoll.storage.admission import Disk, Promises, common_reserve, limits, per_disk, refusal
-from atoll.storage.growth import GIB, LEAST, MIB, Room, enlarged, first_size, most_of, reduced
+from atoll.storage.admission import Disk, Promises, allowance, limits, per_disk, refusal, reserved, rounded
+from atoll.storage.growth import (
+    BUSY_SECONDS,
+    GIB,
+    LEAST,
+    MIB,
+    QUIET_PER_SECOND,
+    QUIET_SECONDS,
+    Room,
+    enlarged,
+    most_of,
+    reduced,
+    until_next_look,
+)
 
 ORDINARY = 74 * GIB  # free on a disk
 
@@ -43,7 +54,12 @@ def test_a_thousand_default_sandboxes_fit_an_ordinary_disk() -> None:
     for disks in range(1_000):
         used = disks * MIB  # of each that does little
         now = room(most=most_of(size), size=8 * GIB, used=used, free=8 * GIB - used, host_free=ORDINARY - 8 * GIB)
-        assert refusal(promises(size=size, disks=disks, committed=disks * disk), now, disk) is None, disks
+        assert (
+            refusal(
+                promises(size=size, disks=disks, committed=disks * disk, reserved=disks * per_disk(size)), now, disk
+            )
+            is None
+        ), disks
 
 
 def test_at_one_every_byte_is_certain() -> None:
@@ -98,18 +114,39 @@ def test_a_size_is_never_more_than_the_host_has_nor_less_than_is_in_use(
     left = reduced(now)
     assert LEAST <= left <= size and size - left <= now.free
     assert enlarged(msgspec.structs.replace(now, size=left, free=now.free - (size - left)), 0) == left or left == size
-    assert LEAST <= first_size(size, host_free) <= size
 
 
-@pytest.mark.parametrize("reachable", [0, 100 * MIB, GIB, 5 * GIB, 100 * GIB])
-def test_a_writer_is_held_and_its_neighbours_are_not(reachable: int) -> None:
+@given(
+    free=st.integers(0, 100 * GIB),
+    metadata_free=st.integers(0, GIB),
+    used=st.lists(st.integers(0, 6 * GIB), min_size=2, max_size=30),
+)
+def test_two_that_write_as_fast_as_they_can_leave_the_others_theirs(
+    free: int, metadata_free: int, used: list[int]
+) -> None:
     size = 10 * GIB
-    hog = Disk(name="hog", size=size, used=6 * GIB, limit=size)
-    small = [Disk(name=f"small-{number}", size=size, used=MIB, limit=size) for number in range(10)]
-    now = {disk.name: limit for limit, disk in limits([hog, *small], size, reachable)}
-    reserved = common_reserve(size) + 10 * (per_disk(size) - MIB)
-    assert now.get("hog", size) - hog.used <= max(2 * MIB, reachable - reserved)
-    for disk in small:
-        assert now.get(disk.name, size) >= per_disk(size)
-    if reachable > 2 * size:
-        assert set(now.values()) <= {size}
+    disks = [Disk(name=str(number), size=size, used=each, limit=size) for number, each in enumerate(used)]
+    now = room(size=free, most=free, free=free, unallocated=0, metadata_free=metadata_free, host_free=0)
+    reserve = reserved(size, disks)
+    more = allowance(now, size, reserve)
+    allowed = {disk.name: disk.limit for disk in disks}
+    allowed |= {disk.name: limit for limit, disk in limits(disks, size, more)}
+    assert all(allowed[disk.name] >= min(size, max(per_disk(size), disk.used)) for disk in disks)
+    growth = sorted(max(0, allowed[disk.name] - max(disk.used, per_disk(size))) for disk in disks)
+    assert sum(growth[-2:]) <= max(0, free - reserve) + 4 * MIB
+    if free > 3 * size + reserve and metadata_free > 2 * GIB:
+        assert set(allowed.values()) == {size}
+
+
+@given(size=st.integers(0, 2**60))
+def test_an_allowance_seldom_changes_and_wastes_little(size: int) -> None:
+    assert size - max(size // 4, MIB) <= rounded(size) <= size
+    assert f"{rounded(size):b}"[3:].strip("0") == ""
+
+
+@given(left=st.integers(0, 2**40), per_second=st.floats(-(2.0**40), 2.0**40))
+def test_a_look_comes_before_an_eighth_of_what_is_left_is_written(left: int, per_second: float) -> None:
+    seconds = until_next_look(left, per_second)
+    assert BUSY_SECONDS / 16 <= seconds <= QUIET_SECONDS
+    if left >= MIB and seconds > BUSY_SECONDS / 16:
+        assert seconds * per_second <= max(left / 8, seconds * QUIET_PER_SECOND)

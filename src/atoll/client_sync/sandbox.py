@@ -319,7 +319,10 @@ def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
     if limits is None:
         return None
     checked = parse_limits(limits)
-    return limits if isinstance(limits, str) else dict(msgspec.to_builtins(checked))
+    if isinstance(limits, str):
+        return limits
+    fields = dict(msgspec.to_builtins(checked))
+    return {name: fields[name] for name in limits} if isinstance(limits, dict) else fields
 
 
 def _seconds_unless_default(sleep_after: float | str) -> float | None:

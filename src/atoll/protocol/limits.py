@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -61,17 +61,21 @@ class Limits:
         object.__setattr__(self, "pids", _pids(self.pids))
 
 
-def parse_limits(value: Limits | str | dict[str, Any] | None) -> Limits:
-    """Limits from what a user may write: nothing, a size's name, or the fields."""
+def parse_limits(value: Limits | str | dict[str, Any] | None, largest_disk: int = MAX_BYTES) -> Limits:
+    """Limits from what a user may write: nothing, a size's name, or the fields.
+
+    Where no disk can have what is usual, one that nobody gave a size has `largest_disk`.
+    """
     match value:
         case None:
-            return Limits()
+            return parse_limits({}, largest_disk)
         case Limits():
             return value
         case str() if value in SIZES:
             return SIZES[value]
         case dict() if value.keys() <= _FIELDS:
-            return Limits(**value)
+            limits = Limits(**value)
+            return limits if "disk" in value else replace(limits, disk=max(MIN_DISK, min(limits.disk, largest_disk)))
         case dict():
             unknown = sorted(str(key) for key in value.keys() - _FIELDS)
             raise _invalid("limits", unknown, f"Use {', '.join(sorted(_FIELDS))}.")

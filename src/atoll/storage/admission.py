@@ -13,10 +13,11 @@ import msgspec
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.findings import format_size
-from atoll.storage.growth import MIB, Room
+from atoll.storage.growth import LEAST_FOR_METADATA, MIB, Room
 
 PER_DISK = 32 * MIB
-COMMON_RESERVE = 256 * MIB
+FOR_NEW_ONES = 256 * MIB
+METADATA_FACTOR = 8
 
 
 class Promises(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,7 @@ class Promises(msgspec.Struct, frozen=True, kw_only=True):
     size: int  # of the pool, as its operator gave it
     disks: int
     committed: int
+    reserved: int = 0  # for the disks that are there
     overcommit: float | None = None
     freed: int = 0  # of what seems to be in use, what belongs to disks that are removed
 
@@ -43,50 +45,71 @@ def per_disk(size: int) -> int:
     return min(PER_DISK, size // 32)
 
 
-def common_reserve(size: int) -> int:
-    return min(COMMON_RESERVE, size // 16)
+def for_new_ones(size: int) -> int:
+    """What is kept for disks that come, so that who fills the pool does not keep everybody out."""
+    return min(FOR_NEW_ONES, size // 8)
+
+
+def largest_disk(promises: Promises) -> int:
+    return int(promises.size * (promises.overcommit or 1))
 
 
 def refusal(promises: Promises, room: Room, size: int) -> AtollError | None:
     """Why there can be no further disk of `size` bytes."""
-    bound = int(promises.size * (promises.overcommit or 1))
+    bound = largest_disk(promises)
     committed = promises.committed if promises.overcommit else 0
     if committed + size > bound:
         return _too_much_promised(promises, bound, committed, size)
     if promises.overcommit is not None and promises.overcommit <= 1:
         return None  # what is promised is there
-    reserved = common_reserve(promises.size) + (promises.disks + 1) * min(size, per_disk(promises.size))
+    needed = promises.reserved + min(size, per_disk(promises.size))
     left = room.reachable + min(room.used, promises.freed)
-    return no_space_left(promises, room, reserved, left) if reserved > left else None
+    return no_space_left(promises, room, needed, left) if needed > left else None
 
 
-def limits(disks: Iterable[Disk], size: int, reachable: int) -> Iterable[tuple[int, Disk]]:
+def reserved(size: int, disks: Iterable[Disk]) -> int:
+    """What nobody else can take of a pool of `size` bytes, as each of these needs it yet."""
+    least = per_disk(size)
+    return sum(max(0, min(disk.size, least) - disk.used) for disk in disks)
+
+
+def allowance(room: Room, size: int, reserve: int) -> int:
+    """How much more a disk may use until the next look.
+
+    Half of what is there, as there may be others who write as fast. Of what describes files a multiple: only tiny
+    ones take nothing else, and nobody makes so many between two looks.
+    """
+    describing = METADATA_FACTOR * (room.reachable_metadata - LEAST_FOR_METADATA)
+    return rounded(min((room.reachable - for_new_ones(size) - reserve) // 2, describing))
+
+
+def limits(disks: Iterable[Disk], size: int, more: int) -> Iterable[tuple[int, Disk]]:
     """What each disk may use from now on, where that is something else than now."""
-    known, least = list(disks), per_disk(size)
-    reserved = common_reserve(size) + sum(max(0, min(disk.size, least) - disk.used) for disk in known)
-    more = allowance(reachable - reserved)
-    for disk in known:
+    least = per_disk(size)
+    for disk in disks:
         limit = min(disk.size, max(least, disk.used // MIB * MIB + MIB + more))
-        if limit < disk.limit or limit == disk.size or limit > disk.limit + more // 4:
+        is_more = limit > disk.limit + more // 4 or limit == disk.size
+        if limit < disk.limit or (is_more and limit > disk.limit):
             yield limit, disk
 
 
-def allowance(spare: int) -> int:
-    """How much more a disk may use until the next look; half, as there may be others, and rounded, to change seldom."""
-    return 1 << (spare // 2).bit_length() - 1 if spare > 2 * MIB else 0
+def rounded(size: int) -> int:
+    """Down to three binary digits, so that it changes seldom."""
+    digits = max(0, size.bit_length() - 3)
+    return size >> digits << digits if size >= MIB else 0
 
 
-def no_space_left(promises: Promises, room: Room, reserved: int, left: int) -> AtollError:
+def no_space_left(promises: Promises, room: Room, needed: int, left: int) -> AtollError:
     return error(
         ErrorCode.NO_SPACE,
-        f"the pool {promises.file} has {format_size(left)} left, and keeps {format_size(reserved)} for the "
+        f"the pool {promises.file} has {format_size(left)} left, and keeps {format_size(needed)} for the "
         f"{promises.disks} disks in it and a new one; the disk below it has {format_size(room.host_free)} free, of "
         f"which it leaves {format_size(room.host_reserve)} to others",
         remedy="Destroy sandboxes or delete files in them, free space on that disk, or make the pool larger.",
         path=promises.file,
         disks=promises.disks,
         left=left,
-        reserved=reserved,
+        reserved=needed,
         size=promises.size,
         host_free=room.host_free,
     )

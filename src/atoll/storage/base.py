@@ -20,6 +20,11 @@ class Storage(Protocol):
     lost: LostDisks
     epitaphs: Epitaphs
 
+    @property
+    def largest_disk(self) -> int:
+        """Bytes that one may be promised at most."""
+        ...
+
     def create(self, sandbox: SandboxId, size: int, record: bytes = b"") -> Path:
         """A new, empty disk, which carries `record`: where the disk is after a power failure, the record is as well."""
         ...

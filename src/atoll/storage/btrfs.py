@@ -12,6 +12,7 @@ ROOT_OF_SUBVOLUME = 256  # its inode number, in every subvolume
 _READ, _WRITE = 2, 1
 _QUOTA_ENABLE, _QUOTA_ENABLE_SIMPLE = 1, 4
 _LIMIT_REFERENCED = 1
+_METADATA = 4
 
 
 def _request(direction: int, number: int, size: int) -> int:
@@ -23,6 +24,7 @@ _SUBVOLUME_CREATE = _request(_WRITE, 14, 4096)
 _SUBVOLUME_DESTROY = _request(_WRITE, 15, 4096)
 _INODE_LOOKUP = _request(_READ | _WRITE, 18, 4096)
 _START_COMMIT = _request(_READ, 24, 8)
+_BALANCE = _request(_READ | _WRITE, 32, 1024)
 _QUOTA_CONTROL = _request(_READ | _WRITE, 40, 16)
 _QGROUP_LIMIT = _request(_READ, 43, 48)
 _SUBVOLUME_INFO = _request(_READ, 60, 504)
@@ -79,6 +81,11 @@ def is_in_one_transaction(subvolume: int) -> bool:
 def start_commit(root: int) -> None:
     """Of all that was done until now. What is synced later is on the platter no earlier."""
     fcntl.ioctl(root, _START_COMMIT, bytearray(8))
+
+
+def move_metadata(root: int) -> None:
+    """All of it, to chunks that are as large as the kernel makes them for a file system of this size."""
+    fcntl.ioctl(root, _BALANCE, bytearray(struct.pack("Q1016x", _METADATA)))
 
 
 def trim(root: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId
+from atoll.protocol.limits import MAX_BYTES
 from atoll.storage import attributes
 from atoll.storage.epitaphs import Epitaphs
 from atoll.storage.lost import DIRECTORY as LOST
@@ -21,6 +22,7 @@ RECORD = "record"  # what a disk carries of its sandbox
 class DirectoryStorage:
     enforces_limits = False
     removes_at_once = False
+    largest_disk = MAX_BYTES
 
     def __init__(self, root: Path) -> None:
         self._root = root

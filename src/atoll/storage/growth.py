@@ -13,11 +13,15 @@ STEP = 64 * MIB
 LEAST_STEP = 16 * MIB  # each waits for a commit
 CHUNK_STEP = 16 * MIB
 LEAST = 256 * MIB  # btrfs takes no smaller device
+LEAST_FOR_METADATA = 16 * MIB
 AHEAD = GIB
 MOST_AHEAD = 8 * GIB
 BURST_FACTOR = 8  # of what was written between two looks, so much is kept free
-SHARE_AHEAD = 64  # of what the host has; one disk may be filled at once, as `fallocate` does, if it is no more
+SHARE_AHEAD = 16  # of what the host has; one disk may be filled at once, as `fallocate` does, if it is no more
 SHRINK_STEP = GIB
+BUSY_SECONDS, QUIET_SECONDS = 0.1, 0.25
+QUIET_PER_SECOND = MIB  # who writes less than that does not need the room that lies idle
+BURST_PER_SECOND = 2 * GIB  # that nobody has seen coming
 HOST_RESERVE = GIB
 
 
@@ -52,19 +56,12 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reachable(self) -> int:
         """What can be written in all, if nobody else fills the host's disk."""
-        return max(0, self.free - max(0, self.unbacked - self.host_spare) - self._kept) + self.growth
+        return max(0, self.free - max(0, self.unbacked - self.host_spare)) + self.growth
 
     @property
-    def _kept(self) -> int:
-        """What is left to metadata, which has little of its own yet: without, nobody can even make a file.
-
-        Data takes whole chunks, and of the last one what there is. So room for it is whole chunks, and then some.
-        """
-        if self.metadata_free >= STEP // 4:
-            return 0
-        beyond = self.unallocated + self.growth
-        chunk = data_chunk(self.size + self.growth)
-        return beyond - max(0, beyond - STEP // 2) // chunk * chunk
+    def reachable_metadata(self) -> int:
+        """Of it, what can describe files, if data takes no more."""
+        return max(0, self.metadata_free) + self.unallocated + self.growth
 
     @property
     def capacity(self) -> int:
@@ -79,9 +76,8 @@ def data_chunk(size: int) -> int:
 
 def ahead_of(room: Room, burst: int) -> int:
     """Bytes to keep free, when `burst` of them were written since the last look."""
-    base = min(AHEAD, max(STEP, room.host_total // 32), max(STEP, room.most // 8))
     at_once = min(room.largest, (room.host_free + room.size) // SHARE_AHEAD)
-    return min(MOST_AHEAD, max(base, at_once, BURST_FACTOR * burst))
+    return min(MOST_AHEAD, max(AHEAD, at_once, BURST_FACTOR * burst))
 
 
 def enlarged(room: Room, burst: int) -> int:
@@ -93,12 +89,24 @@ def enlarged(room: Room, burst: int) -> int:
     return room.size + step if step >= LEAST_STEP or step == room.most - room.size else room.size
 
 
+def until_next_look(left: int, per_second: float) -> float:
+    """Seconds, in which what may be written yet is not, as fast as somebody writes now or may begin to.
+
+    Where next to nothing is left, nobody can write much, and it takes somebody who removes to change that.
+    """
+    if left < MIB:
+        return QUIET_SECONDS
+    if per_second < QUIET_PER_SECOND:
+        return min(QUIET_SECONDS, max(BUSY_SECONDS / 4, left / BURST_PER_SECOND))
+    return min(BUSY_SECONDS, max(BUSY_SECONDS / 16, left / 8 / per_second))
+
+
 def is_emergency(room: Room) -> bool:
     """Whether nothing may be left for metadata soon, however much is free for data. Then no file can be removed even.
 
     Soon: the kernel now and then gives data a chunk that it could do without, between two looks.
     """
-    return room.unallocated < STEP // 2 + data_chunk(room.size) and room.metadata_free < STEP // 4
+    return room.unallocated < STEP // 2 + data_chunk(room.size) and room.metadata_free < LEAST_FOR_METADATA
 
 
 def emergency(most: int) -> int:
@@ -118,11 +126,6 @@ def reduced(room: Room) -> int:
     if idle < max(AHEAD, room.size // 4):
         return room.size
     return max(LEAST, room.size - min(idle, SHRINK_STEP) // STEP * STEP)
-
-
-def first_size(most: int, host_free: int) -> int:
-    """Of a pool that is made now."""
-    return min(most, max(LEAST, min(AHEAD, host_free // 8 // STEP * STEP)))
 
 
 def round_up(size: int) -> int:

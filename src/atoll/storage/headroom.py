@@ -22,17 +22,16 @@ from pathlib import Path
 import msgspec
 
 from atoll.storage import backing, btrfs, growth
-from atoll.storage.admission import allowance, common_reserve, limits, per_disk
-from atoll.storage.growth import Room
+from atoll.storage.admission import allowance, limits, per_disk, reserved
+from atoll.storage.growth import MIB, Room
 from atoll.storage.quotas import Quotas
 
-BUSY_SECONDS, QUIET_SECONDS = 0.1, 0.25
 SHRINK_AFTER_SECONDS = 5.0  # without a byte written or freed
 FREEING_SECONDS = 10.0  # until a removed disk counts as gone, whatever the kernel says
 PART_OF_TIME = 20  # a look at every disk is not taken more often than in 1/20 of the time
 COMMIT_SECONDS = 0.3  # between commits that free what was removed
-QUIET_BYTES = 256 * 2**10  # who writes less from look to look does not need the room that lies idle
 RETRY_SECONDS = 1.0
+SHORTEST_SECONDS = 0.001  # that a speed is taken of
 
 _KINDS = ("data", "metadata", "system")
 _TAKEN = ("bytes_used", "bytes_may_use", "bytes_reserved", "bytes_readonly")
@@ -78,10 +77,14 @@ class Counters:
         return self._read("data/total_bytes") - sum(self._read(f"data/{name}") for name in _TAKEN)
 
     @property
+    def for_metadata(self) -> int:
+        return self._read("metadata/total_bytes")
+
+    @property
     def metadata_free(self) -> int:
         # What may be used is more than ever is: of that, only the kernel's own reserve counts.
         taken = sum(self._read(f"metadata/{name}") for name in _METADATA_TAKEN)
-        return self._read("metadata/total_bytes") - self._read("reserve") - taken
+        return self.for_metadata - self._read("reserve") - taken
 
     def close(self) -> None:
         for fd in self._files.values():
@@ -115,12 +118,13 @@ class Freeing(msgspec.Struct, frozen=True):
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """What a look found, for the next."""
 
+    at: float
     free: int
     quiet_since: float
     is_freeing: bool = False
     commit_after: float = 0.0
     hold_after: float = 0.0
-    pause: float = BUSY_SECONDS
+    pause: float = growth.BUSY_SECONDS
 
 
 class Headroom:
@@ -136,6 +140,8 @@ class Headroom:
         self._has_emergency = False
         self._freeing: list[Freeing] = []
         self._allowance: int | None = None  # of each disk beyond what it uses, while the pool is nearly full
+        self._reserved = (0, 0)  # for so many disks, as it was counted when `_allowance` was
+        self._held_at: tuple[int, ...] | None = None  # what there was when limits followed it
         self._said = ""
         self._may_end = False
         self._is_wanted = threading.Event()
@@ -145,11 +151,14 @@ class Headroom:
         """Allocate what is missing, as far as the host can, and go on looking."""
         with self._alone():
             self._tend(self.look(), 0)
+            if self._counters.for_metadata < growth.LEAST_FOR_METADATA:
+                self._give_to_metadata()
+        self._hold(self.look())
         self._thread.start()
 
     def close(self) -> None:
         self._may_end = True
-        self._is_wanted.set()
+        self.look_soon()
         if self._thread.is_alive():
             self._thread.join()
         self._counters.close()
@@ -180,11 +189,22 @@ class Headroom:
         """Have the kernel free a disk that was just removed."""
         self._freeing = [one for one in self._freeing if not one.is_over]
         self._freeing.append(Freeing(group, used, time.monotonic() + FREEING_SECONDS))
+        self.look_soon()
+
+    def look_soon(self) -> None:
         self._is_wanted.set()
+
+    @property
+    def reserved(self) -> int:
+        """For the disks that are there; with plenty of room it is not looked at how much each has of it already."""
+        counted, known = (0, 0) if self._allowance is None else self._reserved
+        return known + max(0, len(self._quotas) - counted) * per_disk(self._ground.size)
 
     def first_limit(self, size: int) -> int:
         """Of a new disk, until the next look."""
-        return size if self._allowance is None else min(size, self._allowance)
+        if self._allowance is None:
+            return size
+        return min(size, max(self._allowance, per_disk(self._ground.size)))
 
     @property
     def _is_backed(self) -> bool:
@@ -196,7 +216,8 @@ class Headroom:
         return os.fstat(self._file).st_size
 
     def _watch(self) -> None:
-        turn = Turn(free=self.look().free, quiet_since=time.monotonic())
+        now = time.monotonic()
+        turn = Turn(at=now, free=self.look().free, quiet_since=now)
         while not self._may_end:
             try:
                 turn = self._take_turn(turn)
@@ -209,29 +230,35 @@ class Headroom:
 
     def _take_turn(self, last: Turn) -> Turn:
         now, room = time.monotonic(), self.look()
-        written = last.free - room.free
-        is_quiet = abs(written) < QUIET_BYTES
+        per_second = (last.free - room.free) / max(now - last.at, SHORTEST_SECONDS)
+        is_quiet = abs(per_second) < growth.QUIET_PER_SECOND
         is_freeing = any(not one.is_over for one in self._freeing)
         with self._alone():
-            self._tend(room, max(0, written))
+            self._tend(room, int(max(0, per_second) * growth.BUSY_SECONDS))
             if is_quiet and now - last.quiet_since >= SHRINK_AFTER_SECONDS:
                 self._reduce(room)
         # Once more when the kernel has freed it: what was freed can be written again after the next commit.
         if (is_freeing and now >= last.commit_after) or (last.is_freeing and not is_freeing):
             self._commit()
         room = self.look()
+        hold_after = self._hold(room) if now >= last.hold_after else last.hold_after
+        pause = growth.until_next_look(min(room.free, self._allowance or room.free), per_second)
         return Turn(
+            at=now,
             free=room.free,
             is_freeing=is_freeing,
             quiet_since=last.quiet_since if is_quiet else now,
             commit_after=now + COMMIT_SECONDS if now >= last.commit_after else last.commit_after,
-            hold_after=self._hold(room) if now >= last.hold_after else last.hold_after,
-            pause=QUIET_SECONDS if is_quiet and not is_freeing and self._is_backed else BUSY_SECONDS,
+            hold_after=hold_after,
+            pause=min(pause, growth.BUSY_SECONDS) if is_freeing or not self._is_backed else pause,
         )
 
     def _tend(self, room: Room, written: int) -> None:
         if not self._is_backed:
             self._back(room)
+            room = self.look()
+        if not self._has_emergency and room.host_spare > growth.emergency(self._most):
+            self._set_aside()
             room = self.look()
         target = self._most if self._ground.is_certain else growth.enlarged(room, written)
         if target > room.size:
@@ -239,9 +266,6 @@ class Headroom:
             self._set_aside()  # what growth took of it is less than what the host was found to have
         elif growth.is_emergency(room) and self._has_emergency:
             self._enlarge(room.size + growth.emergency(self._most))
-            return
-        if not self._has_emergency and self.look().host_spare > growth.emergency(self._most):
-            self._set_aside()
 
     def prove_growth(self) -> None:
         """Raise OSError if the pool cannot become as large as it is to be."""
@@ -269,6 +293,13 @@ class Headroom:
             self._say(f"cannot grow to {size} bytes: {cause}")
         self.follow()
         self._given = self._given and backing.taken(self._file)
+
+    def _give_to_metadata(self) -> None:
+        """A tenth of the device, while data has not taken it: what moves there finds a new place of that size."""
+        try:
+            btrfs.move_metadata(self._ground.root)
+        except OSError as cause:
+            self._say(f"has little room for metadata: {cause}")
 
     def _set_aside(self) -> None:
         """Blocks beyond the end of the file, where the next growth finds them, and then they are set aside anew."""
@@ -301,15 +332,18 @@ class Headroom:
 
     def _hold(self, room: Room) -> float:
         """Keep whoever writes from what is reserved for others. Returns when to look again."""
-        reserved = common_reserve(self._ground.size) + len(self._quotas) * per_disk(self._ground.size)
-        more = allowance(room.reachable - reserved)
-        if self._ground.is_certain or (self._allowance is None and more >= self._quotas.largest):
+        size, largest = self._ground.size, self._quotas.largest
+        sight = (room.reachable // MIB, room.reachable_metadata // MIB, len(self._quotas), largest)
+        is_roomy = allowance(room, size, len(self._quotas) * per_disk(size)) >= largest
+        if self._ground.is_certain or (self._allowance is None and is_roomy) or sight == self._held_at:
             return 0.0
-        begun = time.monotonic()
-        for limit, disk in limits(self._quotas.disks(), self._ground.size, room.reachable):
+        begun, disks = time.monotonic(), self._quotas.disks()
+        self._reserved = len(disks), reserved(size, disks)
+        more = allowance(room, size, self._reserved[1])
+        for limit, disk in limits(disks, size, more):
             with suppress(KeyError, FileNotFoundError):  # it goes just now
                 self._quotas.limit(disk.name, limit)
-        self._allowance = None if more >= self._quotas.largest else max(more, per_disk(self._ground.size))
+        self._allowance, self._held_at = None if more >= largest else more, sight
         return begun + (time.monotonic() - begun) * PART_OF_TIME
 
     def _say(self, what: str) -> None:

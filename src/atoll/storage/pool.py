@@ -78,6 +78,10 @@ class PoolStorage:
         with machine_lock() as lock:
             self._open_pool(size, lock)
 
+    @property
+    def largest_disk(self) -> int:
+        return admission.largest_disk(self._promises())
+
     def create(self, sandbox: SandboxId, size: int, record: bytes = b"") -> Path:
         self._admit(size)
         disk = self._mount / sandbox
@@ -151,6 +155,7 @@ class PoolStorage:
             size=self.size,
             disks=len(self._quotas),
             committed=self._quotas.committed,
+            reserved=self._headroom.reserved,
             overcommit=self._overcommit,
             freed=self._headroom.freed,
         )
@@ -224,7 +229,10 @@ class PoolStorage:
         try:
             os.fchmod(fd, 0o700)
             os.setxattr(fd, SIZE_ATTRIBUTE, str(size).encode())
+            is_largest = size > self._quotas.largest
             self._quotas.add(disk.name, fd, size, self._headroom.first_limit(size))
+            if is_largest:  # there may have to be more room ahead
+                self._headroom.look_soon()
             if record:
                 attributes.write(disk, RECORD, record)
             return btrfs.is_in_one_transaction(fd)
@@ -331,8 +339,7 @@ def make_pool(file: Path, size: int, lock: int) -> None:
         work.unlink(missing_ok=True)  # left by somebody who was killed
         with work.open("wb") as new:
             backing.write_in_place(new.fileno())
-            free = shutil.disk_usage(file.parent).free
-            backing.allocate(new.fileno(), growth.first_size(growth.most_of(size), free))
+            backing.allocate(new.fileno(), growth.LEAST)
         work.chmod(0o600)
         # Metadata once: a quota counts it once as well, so a disk full of tiny files takes no more than it may.
         options = ("--quiet", "--force", "--metadata", "single", "--label", label_of(size))

@@ -180,7 +180,7 @@ class Machine:
         upkeep: Upkeep = DEFAULT_UPKEEP,
     ) -> LiveSandbox:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
-        name, accepted = parse_sandbox_id(sandbox_id), parse_limits(limits)
+        name, accepted = parse_sandbox_id(sandbox_id), parse_limits(limits, self.storage.largest_disk)
         check_environment(env or {})
         if self._records.is_taken(name):
             raise already_exists(name)
