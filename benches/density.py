@@ -2,15 +2,19 @@
 
     .venv/bin/python benches/density.py [--alive 500]
 
-Memory is what the kernel counts as anonymous pages, page tables and kernel stacks, by difference over a hundred.
+Memory is anonymous pages (a shared one in equal parts), page tables and kernel stacks of our processes, by difference
+over a hundred: what else is at work on the machine does not count.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from atoll.engine.base import LiveSandbox
@@ -19,7 +23,7 @@ from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 
-COUNTED = ("AnonPages", "PageTables", "KernelStack")
+KERNEL_STACK = 16 * 1024  # of every thread
 SAMPLE = 100
 IN_FLIGHT = 4  # creates under way at a time; two cores have no use for more
 LIMITS = Limits(cpus=2, memory="2GiB", disk="64MiB", pids=1024)
@@ -27,13 +31,35 @@ TRUE = Exec(argv=["true"])
 
 
 def memory() -> int:
-    """Bytes in use by what COUNTED names, on the whole machine."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    return sum(int(words[1]) * 1024 for words in lines if words[0].rstrip(":") in COUNTED)
+    """Bytes in use by this process and all that descend from it."""
+    return sum(memory_of(pid) for pid in descendants(os.getpid()))
+
+
+def descendants(pid: int) -> Iterator[int]:
+    yield pid
+    with suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from descendants(int(child))
+
+
+def memory_of(pid: int) -> int:
+    try:
+        pages = amounts(Path(f"/proc/{pid}/smaps_rollup"))["Pss_Anon"]
+        status = amounts(Path(f"/proc/{pid}/status"))
+    except (OSError, KeyError):  # it is about to end, or has no memory any more
+        return 0
+    return (pages + status["VmPTE"]) * 1024 + status["Threads"] * KERNEL_STACK
+
+
+def amounts(table: Path) -> dict[str, int]:
+    """Of a table of the kernel's with a name and a number in each line."""
+    lines = (line.split() for line in table.read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
 async def settled_memory() -> int:
-    """The smallest of a few looks: others on the machine only ever add."""
+    """The smallest of a few looks: embryos come and go."""
     looks = []
     for _ in range(5):
         await asyncio.sleep(0.2)
