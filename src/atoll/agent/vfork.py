@@ -66,6 +66,7 @@ CODE = (  # x86-64, as the test of it assembles it again. Called with the list's
 )
 
 # A call in the list: its number, five arguments, whether it must not fail, and in the first what became of it.
+_POINTER = struct.Struct("P")
 _ENTRY, _NONE = struct.Struct("8q"), (0,) * 5
 _OUTCOME = 56
 _WRITE, _OPEN, _CLOSE, _SIGACTION, _SIGMASK, _DUP2, _CLONE, _EXECVE, _FCNTL, _SETSID = (
@@ -128,14 +129,19 @@ def descriptor_actions(stdin: int | None, stdout: int, stderr: int) -> Descripto
 
 def vfork_exec(path: str, argv: Sequence[str], env: Vector, actions: DescriptorActions) -> int:
     """The pid of a new process among the commands, in its own session, its signals at their defaults."""
-    program, words = ctypes.create_string_buffer(os.fsencode(path)), make_vector(argv)
-    execve = _call(_EXECVE, ctypes.addressof(program), ctypes.addressof(words), ctypes.addressof(env))
-    calls = b"".join([_call(_WRITE, fd, ctypes.addressof(_OURSELVES), 1) for fd in group.joins])
+    words = make_vector([path, *argv])  # one more, in front, so that the program's address is in it too
+    program, start = _POINTER.unpack_from(words)[0], ctypes.addressof(words) + _POINTER.size
+    execve = _call(_EXECVE, program, start, ctypes.addressof(env))
     with limit:
-        pid = _maker.make(calls + actions.calls + execve)
+        pid = _maker.make(_joins(group.joins) + actions.calls + execve)
     if pid < 0:
         raise OSError(-pid, os.strerror(-pid))
     return pid
+
+
+@lru_cache(maxsize=1)
+def _joins(fds: tuple[int, ...]) -> bytes:
+    return b"".join([_call(_WRITE, fd, ctypes.addressof(_OURSELVES), 1) for fd in fds])
 
 
 class _Maker:
@@ -156,22 +162,22 @@ class _Maker:
         first += _call(_SIGMASK, signal.SIG_SETMASK, ctypes.addressof(_NO_SIGNALS), 0, _SIGNAL_SET) + _call(_SETSID)
         self._list = ctypes.create_string_buffer(first, len(first) + _MOST_CALLS * _ENTRY.size)
         self._start = ctypes.addressof(self._list)
-        self._outcome = ctypes.c_long.from_buffer(self._list, _OUTCOME)
-        self._rest = self._start + len(first)
+        self._outcome = memoryview(self._list).cast("B")[_OUTCOME : _OUTCOME + 8].cast("q")
+        self._rest = memoryview(self._list).cast("B")[len(first) :]
         self._mask_before = ctypes.create_string_buffer(_SIGNAL_SET)
 
     def make(self, calls: bytes) -> int:
         """A pid, or -errno."""
-        ctypes.memmove(self._rest, calls, len(calls))
-        self._outcome.value = 0
+        self._rest[: len(calls)] = calls
+        self._outcome[0] = 0
         _set_mask(_ALL_SIGNALS, self._mask_before)
         try:
             pid: int = self._run(self._start)
         finally:
             _set_mask(self._mask_before, None)
-        if pid > 0 and self._outcome.value:
+        if pid > 0 and (failure := self._outcome[0]):
             os.waitpid(pid, 0)
-            return self._outcome.value
+            return failure
         return pid
 
 

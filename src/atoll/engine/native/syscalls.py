@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 from enum import IntFlag
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -109,26 +110,16 @@ _CLONE_INTO_CGROUP = 0x200000000
 
 
 def clone3(namespaces: Namespace, cgroup: int | None = None) -> int:
-    """Fork into new namespaces, and into a version 2 control group. In the child this returns 0."""
-    return _clone3(_CloneArguments(flags=namespaces, exit_signal=_SIGCHLD), cgroup)
+    """Fork into new namespaces, and into a version 2 control group. In the child this returns 0.
 
-
-def clone3_as_sibling(namespaces: Namespace, cgroup: int | None = None) -> int:
-    """The same, but the child has our parent."""
-    return _clone3(_CloneArguments(flags=namespaces | _CLONE_PARENT), cgroup)
-
-
-def _clone3(arguments: _CloneArguments, cgroup: int | None) -> int:
-    """A bare clone3 skips what Python does around a fork, and every child would then draw the same random numbers; so
-    the three hooks are called by hand.
+    A bare clone3 skips what Python does around a fork, so the three hooks are called by hand.
     """
+    arguments = _CloneArguments(flags=namespaces, exit_signal=_SIGCHLD)
     if cgroup is not None:
         arguments.flags |= _CLONE_INTO_CGROUP
         arguments.cgroup = cgroup
     _python.PyOS_BeforeFork()
-    pid: int = _libc_locked.syscall(
-        ctypes.c_long(_SYS_CLONE3), ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments))
-    )
+    pid: int = _libc_locked.syscall(_SYS_CLONE3, ctypes.byref(arguments), ctypes.sizeof(arguments))
     if pid == 0:
         _python.PyOS_AfterFork_Child()
         return 0
@@ -137,6 +128,28 @@ def _clone3(arguments: _CloneArguments, cgroup: int | None) -> int:
     if pid < 0:
         raise OSError(number, os.strerror(number))
     return pid
+
+
+class SiblingMaker:
+    """Forks a process of one thread into new namespaces; the child has our parent.
+
+    What Python does around a fork is for locks that other threads may hold, and writes to 130 pages, each of which the
+    child would have to itself. Here is none of that but new random numbers: without, all children would draw the same.
+    """
+
+    def __init__(self, namespaces: Namespace) -> None:
+        self._namespaces = int(namespaces) | _CLONE_PARENT
+        self._arguments = _CloneArguments()
+        self._call = (_SYS_CLONE3, ctypes.byref(self._arguments), ctypes.sizeof(self._arguments))
+
+    def make(self, cgroup: int | None = None) -> int:
+        """If `cgroup` is given, into that control group of version 2. In the child this returns 0."""
+        self._arguments.flags = self._namespaces | (0 if cgroup is None else _CLONE_INTO_CGROUP)
+        self._arguments.cgroup = cgroup or 0
+        pid = _libc_locked.syscall(*self._call)
+        if pid == 0:
+            random.seed()
+        return _check(pid)
 
 
 def unshare(namespaces: Namespace) -> None:

@@ -78,6 +78,7 @@ def _serve(channel: socket.socket, namespaces: Namespace, live: Callable[[list[i
     syscalls.prctl(Prctl.SET_NAME, PROCESS_NAME)
     # To be another user for the length of a clone is not to give up what root may do.
     syscalls.prctl(Prctl.SET_SECUREBITS, syscalls.NO_SETUID_FIXUP)
+    siblings = syscalls.SiblingMaker(namespaces)
     while True:
         request, fds, _, _ = socket.recv_fds(channel, _REQUEST.size, MAX_DESCRIPTORS)
         if not request:
@@ -85,8 +86,7 @@ def _serve(channel: socket.socket, namespaces: Namespace, live: Callable[[list[i
         uid, has_cgroup = _REQUEST.unpack(request)
         try:
             os.seteuid(uid)
-            pid = syscalls.clone3_as_sibling(namespaces, fds[0] if has_cgroup else None)
-            if pid == 0:
+            if (pid := siblings.make(fds[0] if has_cgroup else None)) == 0:
                 live(fds[1:] if has_cgroup else fds)
             answer = _CLONED.pack(pid, 0)
         except OSError as cause:
