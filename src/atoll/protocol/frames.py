@@ -54,9 +54,9 @@ def encode_header(kind: FrameKind, length: int) -> bytes:
     return _HEADER.pack(length, kind)
 
 
-def decode_header(header: bytes | bytearray) -> tuple[int, FrameKind]:
+def decode_header(data: bytes | bytearray, start: int = 0) -> tuple[int, FrameKind]:
     """The length that is claimed, and the kind."""
-    length, kind = _HEADER.unpack(header)
+    length, kind = _HEADER.unpack_from(data, start)
     if length > MAX_PAYLOAD:
         raise FrameError(f"a frame claims {length} bytes; {MAX_PAYLOAD} are allowed")
     if kind not in _KINDS:
@@ -83,14 +83,18 @@ def decode_lost(payload: bytes) -> tuple[int, bytes]:
 
 
 class FrameDecoder:
-    """Bytes in, whole frames out."""
+    """Bytes in, whole frames out.
+
+    What is read at once is kept as it came, and frames are cut from it; only a frame that comes in pieces is gathered.
+    """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray = b""
+        self._start = 0  # of what has not been popped
 
     @property
     def is_mid_frame(self) -> bool:
-        return bool(self._buffer)
+        return len(self._buffer) > self._start
 
     def feed(self, data: bytes) -> list[Frame]:
         self.push(data)
@@ -100,23 +104,44 @@ class FrameDecoder:
         return frames
 
     def push(self, data: bytes) -> None:
+        if not self._buffer:
+            self._buffer = data
+            return
+        if not isinstance(self._buffer, bytearray):
+            self._buffer = bytearray(self._buffer)
         self._buffer += data
 
     def pop(self) -> Frame | None:
         """The next frame, once all of it is here."""
-        if len(self._buffer) < HEADER_SIZE:
+        body = self._start + HEADER_SIZE
+        if body > len(self._buffer):
+            self._keep_rest()
             return None
-        length, kind = decode_header(self._buffer[:HEADER_SIZE])
-        end = HEADER_SIZE + length
+        length, kind = decode_header(self._buffer, self._start)
+        end = body + length
         if end > len(self._buffer):
+            self._keep_rest()
             return None
-        with memoryview(self._buffer) as view:  # a slice of the buffer would be one more copy
-            payload = bytes(view[HEADER_SIZE:end])
-        del self._buffer[:end]
+        payload = self._cut(body, end)
+        if end == len(self._buffer):
+            self._buffer, self._start = b"", 0
+        else:
+            self._start = end
         return Frame(kind, payload)
+
+    def _cut(self, start: int, end: int) -> bytes:
+        if isinstance(self._buffer, bytes):
+            return self._buffer[start:end]
+        with memoryview(self._buffer) as view:  # a slice of a bytearray would be one more copy
+            return bytes(view[start:end])
+
+    def _keep_rest(self) -> None:
+        """Let go of the frames before it."""
+        if self._start:
+            self._buffer, self._start = self._buffer[self._start :], 0
 
     def take_rest(self) -> bytes:
         """What was pushed and not popped, for somebody else to decode."""
-        rest = bytes(self._buffer)
-        self._buffer.clear()
+        rest = self._cut(self._start, len(self._buffer))
+        self._buffer, self._start = b"", 0
         return rest
