@@ -67,7 +67,7 @@ class Loads(NamedTuple):
 
 
 class Figures:
-    """Keeps them. Without `open` it does nothing."""
+    """Keeps them. Without `start` it does nothing."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, is_busy: Callable[[], bool], last_pid: Callable[[], int]
@@ -84,12 +84,17 @@ class Figures:
         self._written = -math.inf
         self._next: asyncio.TimerHandle | None = None
 
-    def open(self, directory: int, meters: tuple[int, int], limit: int) -> None:
+    def open(self, directory: int) -> None:
+        """`directory` has the files. They are written while there is time, so that the pages it takes are there."""
+        self._directory = directory
+        self._write_all({}, Cpu(0, 0))
+
+    def start(self, meters: tuple[int, int], limit: int) -> None:
         """`meters` are files of the control group, on memory and on cpu; `limit` is of memory, in bytes.
 
         What they say of a sandbox that is just being made is next to nothing, and reading them takes longer.
         """
-        self._directory, self._meters, self._limit = directory, meters, limit
+        self._meters, self._limit = meters, limit
         self._write_all({}, Cpu(0, 0))
 
     def close(self) -> None:

@@ -194,6 +194,12 @@ class Headroom:
     def look_soon(self) -> None:
         self._is_wanted.set()
 
+    def follow_largest(self) -> None:
+        """There may have to be more room ahead. If not, the thread is left asleep: awake, it takes turns with us."""
+        room = self.look()
+        if growth.enlarged(room, 0) > room.size:
+            self.look_soon()
+
     @property
     def reserved(self) -> int:
         """For the disks that are there; with plenty of room it is not looked at how much each has of it already."""

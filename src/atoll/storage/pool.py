@@ -231,8 +231,8 @@ class PoolStorage:
             os.setxattr(fd, SIZE_ATTRIBUTE, str(size).encode())
             is_largest = size > self._quotas.largest
             self._quotas.add(disk.name, fd, size, self._headroom.first_limit(size))
-            if is_largest:  # there may have to be more room ahead
-                self._headroom.look_soon()
+            if is_largest:
+                self._headroom.follow_largest()
             if record:
                 attributes.write(disk, RECORD, record)
             return btrfs.is_in_one_transaction(fd)

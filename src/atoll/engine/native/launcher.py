@@ -13,16 +13,16 @@ the sandbox it will be, so the nursery can have some ready. `hatch` gives it a r
                                                7  cgroup namespace, session, clocks, network
                                                8  /dev, /proc and /sys, on the stage
                                                9  open the agent, wait for an order
-    10 limits; directories for what it writes
+    10 directories for what it writes
     11 open and idmap the layers
-    12 send the order ──────────────────────── 13 host name
-                                               14 overlays
-                                               15 pivot_root, move the mounts of step 8, lose the old root
-                                               16 capabilities, no_new_privs
-                                               17 seccomp, last: set-up needs what it forbids
-                                               18 run the agent, report
-    19 the cpu quota; tell the engine, which
-       says keep once it has it on record ──── 20 live on
+    12 send the order ──────────────────────── 14 host name
+    13 limits, meanwhile                       15 overlays
+                                               16 pivot_root, move the mounts of step 8, lose the old root
+                                               17 capabilities, no_new_privs
+                                               18 seccomp, last: set-up needs what it forbids
+                                               19 run the agent, report
+    20 the cpu quota; tell the engine, which
+       says keep once it has it on record ──── 21 live on
 
 The child reports failures with the step's name. It shares no descriptor with another sandbox, no memory that is
 written, and no random state. An embryo ends with the nursery, a sandbox that is on nobody's record with the engine.
@@ -206,12 +206,10 @@ def _conceive(kit: Kit, steps: Steps, undo: ExitStack, close: ExitStack) -> Embr
 
 
 def hatch(embryo: Embryo, launch: Launch, env: int, kit: Kit) -> None:
-    """Steps 10 to 12. The answer comes on the embryo's channel."""
+    """Steps 10 to 13. The answer comes on the embryo's channel."""
     steps = Steps()
     with ExitStack() as close:
         try:
-            steps.at("set the limits")
-            kit.cgroups.set_limits(embryo.cgroup, launch.resources)
             steps.at("make the writable layers")
             for overlay in launch.overlays:
                 if _make_writable_layer(f"{launch.disk}/{overlay.name}") and overlay.target == "/":
@@ -237,6 +235,9 @@ def hatch(embryo: Embryo, launch: Launch, env: int, kit: Kit) -> None:
             steps.at("send the order")
             order = Order(launch.sandbox_id, launch.overlays, launch.resources.memory)
             socket.send_fds(embryo.channel, [_encode(order)], [env, *meters, *trees])
+            # The child is at work now, and runs nothing of the sandbox's before its answer is read.
+            steps.at("set the limits")
+            kit.cgroups.set_limits(embryo.cgroup, launch.resources)
         except Exception as cause:
             raise LaunchFailed(steps.failed(cause)) from cause
 
@@ -250,7 +251,7 @@ def last_words(embryo: Embryo) -> Failure | None:
 
 
 class Child:
-    """The child's side: steps 6 to 9, and 13 to 18."""
+    """The child's side: steps 6 to 9, and 14 to 19."""
 
     def __init__(self, kit: ChildKit) -> None:
         self._kit = kit
@@ -271,7 +272,7 @@ class Child:
             self._become_embryo(channel)
             order, env, meters = self._become_sandbox(channel)
             agent = self._kit.agent
-            agent.figures.open(self._figures, meters, order.memory)
+            agent.figures.start(meters, order.memory)
             agent.run(env, on_ready=lambda: _report(channel, agent), memory=order.memory)
         except BaseException as cause:
             with suppress(OSError):
@@ -295,12 +296,13 @@ class Child:
         self._steps.at("set up the network")
         _set_up_network()
         self._steps.at("mount /dev, /proc and /sys")
-        self._figures = mounts.mount_system_directories(dev, self._kit.views)
+        figures = mounts.mount_system_directories(dev, self._kit.views)
         os.close(dev)
         self._steps.at("open the agent")
         self._kit.agent.open(socket.socket(fileno=_LISTENER), mounts.make_scratch())
         words = self._kit.freezing
         self._kit.agent.put_commands_into(words, range(_COMMANDS, _COMMANDS + words.descriptors))
+        self._kit.agent.figures.open(figures)
 
     def _become_sandbox(self, channel: socket.socket) -> tuple[Order, dict[str, str], tuple[int, int]]:
         """Returns what it has become, the environment of what will run here, and the meters of its control group."""
