@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from atoll.agent.process_tree import read_stat
 from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.protocol.messages import Exec, encode_message
 
@@ -66,3 +72,27 @@ def test_a_rehearsal_that_cannot_be_played_says_why() -> None:
     )
     assert done.returncode == 1
     assert "RuntimeError: the agent cannot do ExecShell" in done.stderr
+
+
+def test_a_rehearsal_that_is_killed_takes_its_shell_along() -> None:
+    """Its shell waits at a FIFO for a command whose output nobody takes any more, and would do so for ever."""
+    for _ in range(5):
+        with subprocess.Popen([sys.executable, "-c", REHEARSAL]) as rehearsal:
+            shell = os.pidfd_open(wait_for_shell(rehearsal.pid))
+            rehearsal.kill()
+        assert select.select([shell], [], [], 30)[0], "the shell is left behind"
+        os.close(shell)
+
+
+def wait_for_shell(parent: int) -> int:
+    while True:  # it comes within half a second
+        for pid in children(parent):
+            with suppress(OSError):
+                if read_stat(pid).name in (b"bash", b"sh"):
+                    return pid
+        time.sleep(0.001)
+
+
+def children(pid: int) -> Iterator[int]:
+    with suppress(OSError):
+        yield from map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())

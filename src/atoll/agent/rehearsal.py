@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from atoll.agent import main
 from atoll.agent.files import perform
 from atoll.agent.server import pid_of
+from atoll.agent.vfork import ending_with_us
 from atoll.agent.worker import Order, WorkerProcess, encode_order, receive_packet, send_packet
 from atoll.protocol.files import ListFiles, ReadFile, StatFile, WriteFile
 from atoll.protocol.frames import FrameDecoder, FrameKind, encode_frame
@@ -73,7 +74,8 @@ def rehearse(make_scratch: Callable[[], int]) -> None:
             agent.figures.open(directory)
             agent.figures.start(meters, limit=2**30)
             agent.figures.refresh()
-            agent.loop.run_until_complete(_play(agent, address, calls))
+            with ending_with_us():  # nobody else would end its shell, if we are killed
+                agent.loop.run_until_complete(_play(agent, address, calls))
             agent.close()
             agent.figures.close()
         _play_worker(make_scratch())

@@ -10,6 +10,7 @@ Rules:
    signal, and a thread of ours must be able to help.
 2. No signal is delivered while it runs on our memory, as it would have our handlers.
 3. A call that must not fail and does is reported with its number, and the child ends.
+4. In a rehearsal the first call has the kernel end the child with us. PID 1 takes everybody along as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import mmap
 import os
 import signal
 import struct
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ from atoll.agent.command_group import group
 from atoll.agent.descriptors import limit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 CODE = (  # x86-64, as the test of it assembles it again. Called with the list's address; returns a pid, or -errno.
     ("push %rbx", "53"),
@@ -69,7 +71,8 @@ CODE = (  # x86-64, as the test of it assembles it again. Called with the list's
 _POINTER = struct.Struct("P")
 _ENTRY, _NONE = struct.Struct("8q"), (0,) * 5
 _OUTCOME = 56
-_WRITE, _OPEN, _CLOSE, _SIGACTION, _SIGMASK, _DUP2, _CLONE, _EXECVE, _FCNTL, _SETSID = (
+_SIGNAL_AT_OUR_END = _ENTRY.size + 16  # the second argument of the second call
+_WRITE, _OPEN, _CLOSE, _SIGACTION, _SIGMASK, _DUP2, _CLONE, _EXECVE, _FCNTL, _SETSID, _PRCTL = (
     1,
     2,
     3,
@@ -80,8 +83,9 @@ _WRITE, _OPEN, _CLOSE, _SIGACTION, _SIGMASK, _DUP2, _CLONE, _EXECVE, _FCNTL, _SE
     59,
     72,
     112,
+    157,
 )
-_CLONE_VM, _CLONE_VFORK, _SETFD = 0x100, 0x4000, 2
+_CLONE_VM, _CLONE_VFORK, _SETFD, _SET_SIGNAL_AT_PARENTS_END = 0x100, 0x4000, 2, 1
 _MOST_CALLS = 16  # of those that differ from process to process
 _SIGNAL_SET = 8  # bytes
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
@@ -139,6 +143,16 @@ def vfork_exec(path: str, argv: Sequence[str], env: Vector, actions: DescriptorA
     return pid
 
 
+@contextmanager
+def ending_with_us() -> Iterator[None]:
+    """What is made meanwhile is killed when we are."""
+    _maker.set_signal_at_our_end(signal.SIGKILL)
+    try:
+        yield
+    finally:
+        _maker.set_signal_at_our_end(0)
+
+
 @lru_cache(maxsize=1)
 def _joins(fds: tuple[int, ...]) -> bytes:
     return b"".join([_call(_WRITE, fd, ctypes.addressof(_OURSELVES), 1) for fd in fds])
@@ -157,7 +171,7 @@ class _Maker:
         self._run = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(address)
         # All of them: those that Python ignores, and those that the C library keeps for itself and would leave ignored.
         numbers = (number for number in range(1, signal.NSIG) if number not in _UNCATCHABLE)
-        first = _call(_CLONE, _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD)
+        first = _call(_CLONE, _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD) + _call(_PRCTL, _SET_SIGNAL_AT_PARENTS_END, 0)
         first += b"".join(_call(_SIGACTION, number, ctypes.addressof(_DEFAULT), 0, _SIGNAL_SET) for number in numbers)
         first += _call(_SIGMASK, signal.SIG_SETMASK, ctypes.addressof(_NO_SIGNALS), 0, _SIGNAL_SET) + _call(_SETSID)
         self._list = ctypes.create_string_buffer(first, len(first) + _MOST_CALLS * _ENTRY.size)
@@ -165,6 +179,9 @@ class _Maker:
         self._outcome = memoryview(self._list).cast("B")[_OUTCOME : _OUTCOME + 8].cast("q")
         self._rest = memoryview(self._list).cast("B")[len(first) :]
         self._mask_before = ctypes.create_string_buffer(_SIGNAL_SET)
+
+    def set_signal_at_our_end(self, number: int) -> None:
+        memoryview(self._list).cast("B")[_SIGNAL_AT_OUR_END : _SIGNAL_AT_OUR_END + 8].cast("q")[0] = number
 
     def make(self, calls: bytes) -> int:
         """A pid, or -errno."""
