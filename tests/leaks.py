@@ -23,7 +23,7 @@ from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.agent.process_tree import parse_stat
+from atoll.agent.commands.process_tree import parse_stat
 from atoll.engine.native.cgroups import group_name, parse_mounts
 from atoll.engine.native.engine import EMBRYOS
 from atoll.engine.native.uid_ranges import UidRanges

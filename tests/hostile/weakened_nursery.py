@@ -15,9 +15,11 @@ from typing import Any
 
 import msgspec
 
-from atoll.agent import commands, guard, server
 from atoll.agent import main as agent
-from atoll.agent.command_group import CommandGroup
+from atoll.agent import server
+from atoll.agent.commands import guard
+from atoll.agent.commands import runner as commands
+from atoll.agent.commands.group import CommandGroup
 from atoll.attacks.record import Defence
 from atoll.engine.native import capabilities, cgroups, clocks, launcher, mounts, nursery, syscalls, views
 from atoll.engine.native.cgroups import CgroupsV1, CgroupsV2

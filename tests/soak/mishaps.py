@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.agent.process_tree import ProcessStat, parse_stat
+from atoll.agent.commands.process_tree import ProcessStat, parse_stat
 from atoll.engine.native.zygote import PROCESS_NAME as ZYGOTE
 from tests.system.clocks import WallClock
 from tests.system.serving import RunningServer

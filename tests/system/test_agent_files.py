@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from atoll.agent.workers import IDLE_WORKERS, MAX_WATCHERS
+from atoll.agent.files.workers import IDLE_WORKERS, MAX_WATCHERS
 from atoll.archives.packing import Packer
 from atoll.archives.tar import END, Entry, EntryType, encode_entry
 from atoll.archives.unpacking import ON_HOST, Unpacker

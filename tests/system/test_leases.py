@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from atoll.agent.guard import LAST_PATIENCE, PATIENCE_WITH_SLEEPING, is_before_exec, patience_with
-from atoll.agent.process_tree import ProcessStat
+from atoll.agent.commands.guard import LAST_PATIENCE, PATIENCE_WITH_SLEEPING, is_before_exec, patience_with
+from atoll.agent.commands.process_tree import ProcessStat
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import Exec

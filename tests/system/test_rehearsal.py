@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.agent.process_tree import read_stat
+from atoll.agent.commands.process_tree import read_stat
 from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.protocol.messages import Exec, encode_message
 

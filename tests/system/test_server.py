@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from atoll.agent.process_tree import parse_stat
+from atoll.agent.commands.process_tree import parse_stat
 from atoll.client.commands import AsyncCommands
 from atoll.client.sandbox import AsyncSandbox
 from atoll.protocol.errors import AtollError, ErrorCode

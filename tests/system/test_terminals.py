@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from atoll.agent.terminal_views import History
+from atoll.agent.terminals.views import History
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind, encode_frame
 from atoll.protocol.messages import Call, encode_message

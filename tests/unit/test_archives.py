@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.agent.file_trees import delete_tree
+from atoll.agent.files.trees import delete_tree
 from atoll.archives.packing import Packer
 from atoll.archives.tar import BLOCK, END, MAX_EXTENDED, Entry, EntryType, TarReader, encode_entry, padding
 from atoll.archives.unpacking import IN_SANDBOX, ON_HOST, Policy, Unpacker, stays_inside

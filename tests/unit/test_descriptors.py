@@ -9,8 +9,8 @@ LOW = """
 import os, resource, signal, threading
 from atoll.agent import descriptors
 from atoll.agent.descriptors import limit, reserve
-from atoll.agent.guard import SpawnGuard
-from atoll.agent.process_tree import read_process_table
+from atoll.agent.commands.guard import SpawnGuard
+from atoll.agent.commands.process_tree import read_process_table
 
 def limits():
     return resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -9,11 +9,11 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[2] / "src/atoll"
 CLIENT = "files open_files transfers local_files file_content file_watch processes terminals feeds".split()
 MODULES = [
-    *(path for part in ("protocol", "agent", "archives") for path in sorted((SOURCE / part).glob("*.py"))),
+    *(path for part in ("protocol", "agent", "archives") for path in sorted((SOURCE / part).rglob("*.py"))),
     *(SOURCE / f"client/{name}.py" for name in CLIENT),
 ]
 # What a connection says to whoever breaks its rules, or about the call that it adds to each error by itself.
-ABOUT_THE_CALL = {"agent/server.py", "agent/worker.py", "agent/workers.py"}
+ABOUT_THE_CALL = {"agent/server.py", "agent/files/worker.py", "agent/files/workers.py"}
 
 
 def makers() -> Iterator[tuple[str, ast.Call]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent import file_writing
-from atoll.agent.file_trees import copy_tree
-from atoll.agent.file_writing import NewFile, Place, copy_content, make_directories, write_all
+from atoll.agent.files import writing as file_writing
+from atoll.agent.files.trees import copy_tree
+from atoll.agent.files.writing import NewFile, Place, copy_content, make_directories, write_all
 
 
 @pytest.fixture(params=[True, False], ids=["nameless", "named"])

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.agent import process_log
-from atoll.agent.process_log import SEGMENT_BYTES, Bounds, LogStore, ProcessLog
+from atoll.agent.processes import log as process_log
+from atoll.agent.processes.log import SEGMENT_BYTES, Bounds, LogStore, ProcessLog
 from atoll.protocol.processes import MAX_ENTRIES, LogEntry, OutputStream
 
 STDOUT, STDERR = OutputStream

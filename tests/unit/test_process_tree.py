@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent import process_tree
-from atoll.agent.process_tree import (
+from atoll.agent.commands import process_tree
+from atoll.agent.commands.process_tree import (
     BackgroundTree,
     BirthClock,
     CommandTree,
     Endings,
     ProcessStat,
+    ProcessTable,
     born_below,
     members_of,
     parse_stat,
@@ -121,13 +122,16 @@ def sleeper() -> subprocess.Popen[bytes]:
 async def test_one_look_is_enough_for_all_that_are_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def look() -> list[ProcessStat]:
+    def look() -> ProcessTable:
+        """What there is in a sandbox: nobody else's processes, whose ends would be waited for as well."""
         nonlocal looks
         looks += 1
-        return read_process_table()
+        return ProcessTable(process for process in read_process_table() if process.pid in ours)
 
-    monkeypatch.setattr(process_tree, "read_process_table", look)
     programs = [sleeper() for _ in range(20)]
+    below = (born_below(program.pid, (0, 0), set(), read_process_table()) for program in programs)
+    ours = {program.pid for program in programs} | {pid for found in below for pid, _ in found}
+    monkeypatch.setattr(process_tree, "read_process_table", look)
     trees = [CommandTree(program.pid) for program in programs]
     endings, killed = Endings(asyncio.get_running_loop()), asyncio.Semaphore(0)
     for tree in trees:

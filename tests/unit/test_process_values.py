@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.agent.processes import (
+from atoll.agent.processes.processes import (
     LONGEST_PAUSE_SECONDS,
     MAX_OVER,
     MAX_RUNNING,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.agent.shell_script import BASH, SH, Dialect, is_variable_name, quote
+from atoll.agent.sessions.shell_script import BASH, SH, Dialect, is_variable_name, quote
 
 SHELLS = (["bash"], ["dash"], ["busybox", "sh"])
 MAX_LINE = 1000  # bash reads so much at once; what is longer would be cut off

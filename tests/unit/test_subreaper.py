@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent.subreaper import CODE, SUBREAPER
+from atoll.agent.sessions.subreaper import CODE, SUBREAPER
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 

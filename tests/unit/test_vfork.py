@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent.process_tree import parse_stat
-from atoll.agent.vfork import CODE, descriptor_actions, make_vector, vfork_exec
+from atoll.agent.commands.process_tree import parse_stat
+from atoll.agent.commands.vfork import CODE, descriptor_actions, make_vector, vfork_exec
 
 ROUNDS = 20_000
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent import watch
-from atoll.agent.inotify import RawEvent, parse
-from atoll.agent.watch import Changes, DirectoryWatch, Filter
+from atoll.agent.files import watch
+from atoll.agent.files.inotify import RawEvent, parse
+from atoll.agent.files.watch import Changes, DirectoryWatch, Filter
 from atoll.protocol.files import ChangeType, WatchFiles
 
 ALL = Filter([], [])

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from atoll.agent.worker import HostPort, Progress
+from atoll.agent.files.worker import HostPort, Progress
 from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameKind
 
 

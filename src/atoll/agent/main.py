@@ -26,20 +26,20 @@ import stringprep
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from atoll.agent.command_group import Freezing, group
-from atoll.agent.commands import CommandRunner, oom_score_of_commands
+from atoll.agent.commands.group import Freezing, group
+from atoll.agent.commands.reaper import Reaper
+from atoll.agent.commands.runner import CommandRunner, oom_score_of_commands
+from atoll.agent.commands.spawn import Environment
 from atoll.agent.figures import Figures
+from atoll.agent.files.workers import WorkerPool
 from atoll.agent.loop import AgentLoop
 from atoll.agent.operations import Calls
-from atoll.agent.processes import ProcessRegistry
-from atoll.agent.reaper import Reaper
+from atoll.agent.processes.processes import ProcessRegistry
 from atoll.agent.scratch import Scratch
 from atoll.agent.server import AgentServer, comes_from_outside
-from atoll.agent.sessions import SessionRegistry
-from atoll.agent.shell_script import RESTORE, STATES
-from atoll.agent.spawn import Environment
-from atoll.agent.terminals import TerminalRegistry
-from atoll.agent.workers import WorkerPool
+from atoll.agent.sessions.sessions import SessionRegistry
+from atoll.agent.sessions.shell_script import RESTORE, STATES
+from atoll.agent.terminals.terminals import TerminalRegistry
 from atoll.protocol.messages import PROTOCOL_VERSION, Ping, Pong
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import socket
 from typing import TYPE_CHECKING
 
 from atoll.agent import main
-from atoll.agent.files import perform
+from atoll.agent.commands.vfork import ending_with_us
+from atoll.agent.files.files import perform
+from atoll.agent.files.worker import Order, WorkerProcess, encode_order, receive_packet, send_packet
 from atoll.agent.server import pid_of
-from atoll.agent.vfork import ending_with_us
-from atoll.agent.worker import Order, WorkerProcess, encode_order, receive_packet, send_packet
 from atoll.protocol.files import ListFiles, ReadFile, StatFile, WriteFile
 from atoll.protocol.frames import FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.messages import (

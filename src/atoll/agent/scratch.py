@@ -11,7 +11,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from atoll.agent.spawn import no_room
+from atoll.agent.commands.spawn import no_room
 from atoll.protocol.errors import AtollError
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from typing import Protocol
 
 import msgspec
 
-from atoll.agent import command_group
+from atoll.agent.commands import group as command_group
 from atoll.engine.base import Usage
 from atoll.engine.native.syscalls import NewFilesystem, open_watch, watch_file
 

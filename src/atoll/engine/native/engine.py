@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.agent.process_tree import Identity, ProcessStat, parse_stat
+from atoll.agent.commands.process_tree import Identity, ProcessStat, parse_stat
 from atoll.engine.base import Event, EventKind, LiveSandbox, ProcessIdentity, SandboxSpec, Usage
 from atoll.engine.native import orders
 from atoll.engine.native.cgroups import Cgroups, Resources, group_name, open_cgroups

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from atoll.agent.command_group import Freezing
+from atoll.agent.commands.group import Freezing
 from atoll.agent.main import Agent
 from atoll.engine.native import capabilities, clocks, mounts, syscalls
 from atoll.engine.native.cgroups import Cgroups, group_name

@@ -17,7 +17,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.agent.process_tree import ProcessStat, parse_stat
+from atoll.agent.commands.process_tree import ProcessStat, parse_stat
 
 PROC = Path("/proc")
 OUTPUTS = (1, 2)

@@ -23,7 +23,7 @@ from contextlib import suppress
 import msgspec
 
 from atoll.agent import main as agent
-from atoll.agent import process_tree
+from atoll.agent.commands import process_tree
 from atoll.agent.rehearsal import rehearse
 from atoll.engine.native import launcher, mounts, orders, syscalls
 from atoll.engine.native.cgroups import Cgroups, group_name, open_cgroups

@@ -16,16 +16,16 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from atoll.agent.commands import KILL_GRACE_SECONDS, CommandRunner, Execution
-from atoll.agent.process_tree import ShellCommandTree
-from atoll.agent.shell_script import DROPPED, INPUT_OPENED, INTERRUPT_SIGNAL
+from atoll.agent.commands.process_tree import ShellCommandTree
+from atoll.agent.commands.runner import KILL_GRACE_SECONDS, CommandRunner, Execution
+from atoll.agent.sessions.shell_script import DROPPED, INPUT_OPENED, INTERRUPT_SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from atoll.agent.commands.streams import Streams
     from atoll.agent.scratch import ScratchDirectory
-    from atoll.agent.shell import Shell
-    from atoll.agent.streams import Streams
+    from atoll.agent.sessions.shell import Shell
     from atoll.protocol.messages import ExecDone, ExecShell
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.05

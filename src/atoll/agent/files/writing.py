@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING
 
-from atoll.agent.file_errors import is_a_directory, names_a_directory, not_a_file
+from atoll.agent.files.errors import is_a_directory, names_a_directory, not_a_file
 from atoll.archives.holes import MapWriter
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.file_maps import FileMap, flaw_in

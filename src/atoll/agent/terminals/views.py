@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.agent.streams import READ_SIZE
+from atoll.agent.commands.streams import READ_SIZE
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import encode_message
 from atoll.protocol.terminals import REPLAY_BYTES, TerminalLost, TerminalReady, TerminalResized
 
 if TYPE_CHECKING:
     from atoll.agent.operations import Owner
-    from atoll.agent.terminal import Terminal
+    from atoll.agent.terminals.terminal import Terminal
 
 
 class History:

@@ -26,10 +26,10 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, get_args
 
-from atoll.agent.command_group import group
-from atoll.agent.files import perform
-from atoll.agent.spawn import no_room
-from atoll.agent.worker import Order, Progress, WorkerProcess, encode_order, receive_packet, send_packet
+from atoll.agent.commands.group import group
+from atoll.agent.commands.spawn import no_room
+from atoll.agent.files.files import perform
+from atoll.agent.files.worker import Order, Progress, WorkerProcess, encode_order, receive_packet, send_packet
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import Call, WatchFiles
 from atoll.protocol.messages import encode_message
@@ -37,9 +37,9 @@ from atoll.protocol.messages import encode_message
 if TYPE_CHECKING:
     import asyncio
 
-    from atoll.agent.commands import CommandRunner
+    from atoll.agent.commands.runner import CommandRunner
     from atoll.agent.operations import Calls, Loan, Owner
-    from atoll.agent.sessions import SessionRegistry
+    from atoll.agent.sessions.sessions import SessionRegistry
 
 MAX_WORKERS = 32
 MAX_WATCHERS = 16  # workers that are given a task without an end

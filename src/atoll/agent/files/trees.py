@@ -7,15 +7,15 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from atoll.agent.file_errors import file_error
-from atoll.agent.file_writing import copy_content
+from atoll.agent.files.errors import file_error
+from atoll.agent.files.writing import copy_content
 from atoll.archives.descent import OPEN_DIRECTORY, Descent, identity
 from atoll.archives.removal import remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from atoll.agent.file_writing import Place
+    from atoll.agent.files.writing import Place
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

@@ -20,8 +20,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from atoll.agent.file_errors import is_not_a_directory
-from atoll.agent.inotify import Inotify, Mask, RawEvent
+from atoll.agent.files.errors import is_not_a_directory
+from atoll.agent.files.inotify import Inotify, Mask, RawEvent
 from atoll.archives.descent import OPEN_DIRECTORY, Descent, go_on
 from atoll.protocol.files import MAX_TOGETHER, ChangeType, FileChange, FileChanges, FileDone
 from atoll.protocol.frames import FrameKind
@@ -30,7 +30,7 @@ from atoll.protocol.messages import encode_message
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from atoll.agent.worker import HostPort
+    from atoll.agent.files.worker import HostPort
     from atoll.protocol.files import WatchFiles
 
 MAX_DIRECTORIES = 8192

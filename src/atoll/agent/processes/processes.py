@@ -20,12 +20,12 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
-from atoll.agent.process_log import LogStore
-from atoll.agent.process_operations import KillOperation, LogOperation, WaitForExitOperation, WaitForPortOperation
-from atoll.agent.process_tree import BackgroundTree, read_process_table
-from atoll.agent.shell import find_shell
-from atoll.agent.spawn import check_words, invalid_command, pipe_name
-from atoll.agent.streams import MAX_LEFT_IN_PIPE, read_now
+from atoll.agent.commands.process_tree import BackgroundTree, read_process_table
+from atoll.agent.commands.spawn import check_words, invalid_command, pipe_name
+from atoll.agent.commands.streams import MAX_LEFT_IN_PIPE, read_now
+from atoll.agent.processes.log import LogStore
+from atoll.agent.processes.operations import KillOperation, LogOperation, WaitForExitOperation, WaitForPortOperation
+from atoll.agent.sessions.shell import find_shell
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.messages import DEFAULT_SESSION, TIMED_OUT_EXIT_CODE, Exec, encode_message
 from atoll.protocol.processes import (
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from atoll.agent.commands import CommandRunner
+    from atoll.agent.commands.process_tree import ProcessStat
+    from atoll.agent.commands.runner import CommandRunner
+    from atoll.agent.commands.spawn import Pipes
+    from atoll.agent.commands.streams import Drains
     from atoll.agent.operations import Calls, Owner
-    from atoll.agent.process_log import ProcessLog
-    from atoll.agent.process_tree import ProcessStat
-    from atoll.agent.sessions import Place, SessionRegistry
-    from atoll.agent.spawn import Pipes
-    from atoll.agent.streams import Drains
+    from atoll.agent.processes.log import ProcessLog
+    from atoll.agent.sessions.sessions import Place, SessionRegistry
 
 MAX_RUNNING = 512
 MAX_OVER = 1000

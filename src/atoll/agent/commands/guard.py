@@ -15,9 +15,9 @@ import threading
 import time
 from contextlib import suppress
 
+from atoll.agent.commands.process_tree import NANOSECONDS_PER_TICK, ProcessStat, read_process_table, read_stat
+from atoll.agent.commands.spawn import no_room
 from atoll.agent.descriptors import Reserve, limit
-from atoll.agent.process_tree import NANOSECONDS_PER_TICK, ProcessStat, read_process_table, read_stat
-from atoll.agent.spawn import no_room
 
 LOOK_SECONDS = 0.1  # a spawn takes a hundredth of it
 # Looks rather than seconds, since whoever is frozen sees none. Nothing but another process makes a child stop, or sleep

@@ -17,19 +17,19 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from atoll.agent.commands.guard import SpawnGuard
+from atoll.agent.commands.process_tree import CommandTree, Endings, births
+from atoll.agent.commands.spawn import Environment, Pipes, check_words, pipe_name, spawn
+from atoll.agent.commands.streams import Drains, Streams
 from atoll.agent.descriptors import limit, reserve
-from atoll.agent.guard import SpawnGuard
-from atoll.agent.process_tree import CommandTree, Endings, births
-from atoll.agent.spawn import Environment, Pipes, check_words, pipe_name, spawn
-from atoll.agent.streams import Drains, Streams
 from atoll.protocol.messages import DEFAULT_DIRECTORY, TIMED_OUT_EXIT_CODE, Exec, ExecDone, ExecShell
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
+    from atoll.agent.commands.reaper import Reaper
     from atoll.agent.operations import Owner
-    from atoll.agent.reaper import Reaper
 
 KILL_GRACE_SECONDS = 0.5
 # The kernel's OOM killer takes whoever has the most memory, to which it adds a score in thousandths of what there is.

@@ -19,16 +19,16 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from atoll.agent.shell_script import BASH, GO, READY, SH, START, Dialect
-from atoll.agent.spawn import enter, find_program, no_room, spawn_error, variables_vector
-from atoll.agent.subreaper import SUBREAPER
-from atoll.agent.vfork import DescriptorActions, vfork_exec
+from atoll.agent.commands.spawn import enter, find_program, no_room, spawn_error, variables_vector
+from atoll.agent.commands.vfork import DescriptorActions, vfork_exec
+from atoll.agent.sessions.shell_script import BASH, GO, READY, SH, START, Dialect
+from atoll.agent.sessions.subreaper import SUBREAPER
 from atoll.protocol.errors import AtollError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from atoll.agent.commands import CommandRunner
+    from atoll.agent.commands.runner import CommandRunner
     from atoll.agent.scratch import ScratchDirectory
 
 MAX_ANSWER = 8192

@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.agent.command_group import group
+from atoll.agent.commands.group import group
 from atoll.agent.descriptors import Reserve, reserve
 
 if TYPE_CHECKING:

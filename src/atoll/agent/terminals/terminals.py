@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from atoll.agent.guard import LOOK_SECONDS
-from atoll.agent.pty import PtyProgram, read_outcome
-from atoll.agent.shell import find_shell
-from atoll.agent.spawn import check_directory_name, check_no_nul, enter, find_program, spawn_error
-from atoll.agent.terminal import Terminal
-from atoll.agent.terminal_views import Viewer
+from atoll.agent.commands.guard import LOOK_SECONDS
+from atoll.agent.commands.spawn import check_directory_name, check_no_nul, enter, find_program, spawn_error
+from atoll.agent.sessions.shell import find_shell
+from atoll.agent.terminals.pty import PtyProgram, read_outcome
+from atoll.agent.terminals.terminal import Terminal
+from atoll.agent.terminals.views import Viewer
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.terminals import (
@@ -29,9 +29,9 @@ from atoll.protocol.terminals import (
 )
 
 if TYPE_CHECKING:
-    from atoll.agent.commands import CommandRunner
+    from atoll.agent.commands.runner import CommandRunner
     from atoll.agent.operations import Calls, Owner
-    from atoll.agent.sessions import SessionRegistry
+    from atoll.agent.sessions.sessions import SessionRegistry
 
 MAX_TERMINALS = 32
 MAX_ENDED = 8  # kept so that a late viewer learns how they ended

@@ -18,16 +18,16 @@ import struct
 import termios
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from atoll.agent.command_group import group
+from atoll.agent.commands.group import group
+from atoll.agent.commands.spawn import no_room
 from atoll.agent.descriptors import limit
-from atoll.agent.shell import NOT_STARTED
-from atoll.agent.spawn import no_room
+from atoll.agent.sessions.shell import NOT_STARTED
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from atoll.agent.commands import CommandRunner
+    from atoll.agent.commands.runner import CommandRunner
 
 MASTERS = "/dev/pts/ptmx"  # /dev/ptmx is a link to it, which root inside may have replaced
 _MASTER_DEVICE = os.makedev(5, 2)

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from atoll.agent.command_group import group
+from atoll.agent.commands.group import group
 from atoll.agent.descriptors import limit
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from atoll.agent.port_probe import is_open
-from atoll.agent.process_tree import read_process_table
-from atoll.agent.spawn import MAX_TIMEOUT_SECONDS
+from atoll.agent.commands.process_tree import read_process_table
+from atoll.agent.commands.spawn import MAX_TIMEOUT_SECONDS
+from atoll.agent.processes.port_probe import is_open
 from atoll.protocol.durations import in_words
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameKind
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from atoll.agent.operations import Owner
-    from atoll.agent.processes import BackgroundProcess
+    from atoll.agent.processes.processes import BackgroundProcess
     from atoll.protocol.messages import Result
     from atoll.protocol.processes import StreamProcessLog, WaitForExit, WaitForPort
 

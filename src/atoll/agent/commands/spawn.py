@@ -6,9 +6,9 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from atoll.agent.commands.vfork import Vector, descriptor_actions, make_vector, vfork_exec
 from atoll.agent.descriptors import FEW_LEFT, limit
-from atoll.agent.file_errors import file_error
-from atoll.agent.vfork import Vector, descriptor_actions, make_vector, vfork_exec
+from atoll.agent.files.errors import file_error
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.names import named

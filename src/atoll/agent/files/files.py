@@ -16,9 +16,10 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from atoll.agent.file_errors import file_error, is_a_directory, is_not_a_directory, not_a_file, parent_missing
-from atoll.agent.file_trees import copy_tree, delete_anything, delete_tree, is_below
-from atoll.agent.file_writing import (
+from atoll.agent.files.errors import file_error, is_a_directory, is_not_a_directory, not_a_file, parent_missing
+from atoll.agent.files.trees import copy_tree, delete_anything, delete_tree, is_below
+from atoll.agent.files.watch import watch_files
+from atoll.agent.files.writing import (
     NewFile,
     Place,
     copy_content,
@@ -28,7 +29,6 @@ from atoll.agent.file_writing import (
     write_all,
     write_by_map,
 )
-from atoll.agent.watch import watch_files
 from atoll.archives.descent import OPEN_DIRECTORY, Descent, go_on, identity, names_in
 from atoll.archives.holes import map_of, read_by
 from atoll.archives.packing import Packer
@@ -63,7 +63,7 @@ from atoll.protocol.transfer_bounds import Bounds, Tally
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from atoll.agent.worker import HostPort
+    from atoll.agent.files.worker import HostPort
     from atoll.protocol.files import Call, Result
 
 READ_AT_ONCE, READ_AT_LEAST = 256 * 1024, 16 * 1024

@@ -20,22 +20,22 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from atoll.agent.commands import KILL_GRACE_SECONDS
+from atoll.agent.commands.guard import patience_with
+from atoll.agent.commands.process_tree import CommandTree, read_stat
+from atoll.agent.commands.runner import KILL_GRACE_SECONDS
+from atoll.agent.commands.streams import READ_SIZE
 from atoll.agent.descriptors import reserve
-from atoll.agent.guard import patience_with
-from atoll.agent.process_tree import CommandTree, read_stat
-from atoll.agent.pty import pty_name, set_size
-from atoll.agent.streams import READ_SIZE
-from atoll.agent.terminal_views import History
+from atoll.agent.terminals.pty import pty_name, set_size
+from atoll.agent.terminals.views import History
 from atoll.protocol.terminals import TerminalInfo
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from atoll.agent.commands import CommandRunner
-    from atoll.agent.pty import Started
-    from atoll.agent.terminal_views import Viewer
+    from atoll.agent.commands.runner import CommandRunner
+    from atoll.agent.terminals.pty import Started
+    from atoll.agent.terminals.views import Viewer
 
 PATIENCE_SECONDS = 2.0
 INPUT_HELD = 64 * 1024

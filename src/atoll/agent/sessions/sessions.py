@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from atoll.agent.commands import Command, CommandOperation
-from atoll.agent.shell import MAX_ANSWER, NOT_STARTED, Shell
-from atoll.agent.shell_command import CommandFiles, ShellCommand, write_lines
-from atoll.agent.shell_script import (
+from atoll.agent.commands.runner import Command, CommandOperation
+from atoll.agent.commands.spawn import Environment, check_call, check_directory_name, check_words, enter
+from atoll.agent.sessions.shell import MAX_ANSWER, NOT_STARTED, Shell
+from atoll.agent.sessions.shell_command import CommandFiles, ShellCommand, write_lines
+from atoll.agent.sessions.shell_script import (
     ENDED,
     INIT,
     KEPT,
@@ -34,7 +35,6 @@ from atoll.agent.shell_script import (
     is_variable_name,
     saved_number,
 )
-from atoll.agent.spawn import Environment, check_call, check_directory_name, check_words, enter
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameKind
@@ -56,10 +56,10 @@ from atoll.protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from atoll.agent.commands import CommandRunner
+    from atoll.agent.commands.runner import CommandRunner
+    from atoll.agent.commands.streams import Streams
     from atoll.agent.operations import Calls, Operation, Owner
     from atoll.agent.scratch import Scratch, ScratchDirectory
-    from atoll.agent.streams import Streams
 
 MAX_SESSIONS = 64
 KILLED = 137  # by SIGKILL, as a shell counts

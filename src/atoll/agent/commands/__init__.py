@@ -1,0 +1,1 @@
+"""Programs that run: made, read, ended."""

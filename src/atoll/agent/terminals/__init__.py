@@ -1,0 +1,1 @@
+"""Programs on a pty, and who looks at them."""
