@@ -19,7 +19,7 @@ PAUSE_AFTER_FAILURE_SECONDS = 0.05
 FILES = 12
 LOG = "/workspace/log"
 SIZES = (0, 20, 5_000, 300_000)
-COUNT = "n=$((n+1)); echo $n; cut -d' ' -f22 /proc/1/stat"
+COUNT = "n=$((n+1)); echo $n; cat /proc/sys/kernel/random/boot_id"  # which is of one life of the sandbox
 MAX_ATTEMPTS = 400
 
 
