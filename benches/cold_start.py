@@ -25,7 +25,7 @@ from atoll.engine.native import seccomp
 from atoll.engine.native.capabilities import Capability
 from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.views import READ_ONLY, to_hide
-from atoll.protocol.messages import Exec
+from atoll.protocol.commands import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 

@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.engine.base import LiveSandbox
+from atoll.protocol.commands import Exec
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 

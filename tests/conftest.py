@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, settings
 
 from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
-from atoll.protocol.messages import DEFAULT_SESSION, Exec, ExecShell
+from atoll.protocol.commands import Exec, ExecShell
+from atoll.protocol.sessions import DEFAULT_SESSION
 from atoll.supervisor.agent_link import AgentLink, CommandOutput
 from atoll.supervisor.machine import Machine
 from tests import run_directory

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes, temporary_sandbox
     from atoll.client_sync.sessions import Session
     from atoll.client_sync.terminals import Terminal, TerminalView
-    from atoll.protocol.content_types import FileContent
     from atoll.protocol.errors import (
         AccessError,
         AgentLostError,
@@ -55,14 +54,15 @@ if TYPE_CHECKING:
         SandboxError,
         ServerLostError,
     )
-    from atoll.protocol.files import ChangeType, FileChange, FileInfo, FileType, LeftOutWarning
+    from atoll.protocol.files import ChangeType, FileChange, FileInfo, FileType
     from atoll.protocol.limits import Limits
-    from atoll.protocol.messages import SessionInfo
-    from atoll.protocol.process_results import LogMatch, ProcessEvent, ProcessLogs
     from atoll.protocol.processes import ProcessInfo, ProcessStatus
-    from atoll.protocol.results import ExecEvent, ExecResult
     from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxState
+    from atoll.protocol.sessions import SessionInfo
     from atoll.protocol.terminals import TerminalInfo
+    from atoll.values.commands import ExecEvent, ExecResult
+    from atoll.values.files import FileContent, LeftOutWarning
+    from atoll.values.processes import LogMatch, ProcessEvent, ProcessLogs
 
 __version__ = "0.1.0"
 
@@ -78,8 +78,7 @@ _PLACES = {
     "atoll.client_sync.processes": "Process ProcessStream",
     "atoll.client_sync.file_watch": "FileWatch",
     "atoll.client_sync.open_files": "FileReader FileStream FileWriter",
-    "atoll.protocol.content_types": "FileContent",
-    "atoll.protocol.files": "ChangeType FileChange FileInfo FileType LeftOutWarning",
+    "atoll.protocol.files": "ChangeType FileChange FileInfo FileType",
     "atoll.client_sync.sandbox": "Sandbox get_sandbox list_sandboxes temporary_sandbox",
     "atoll.client_sync.sessions": "Session",
     "atoll.client_sync.terminals": "Terminal TerminalView",
@@ -90,12 +89,13 @@ _PLACES = {
         NotRootError PortNotOpenError ProcessTimeoutError SandboxError ServerLostError
     """,
     "atoll.protocol.limits": "Limits",
-    "atoll.protocol.messages": "SessionInfo",
-    "atoll.protocol.process_results": "LogMatch ProcessEvent ProcessLogs",
     "atoll.protocol.processes": "ProcessInfo ProcessStatus",
-    "atoll.protocol.results": "ExecEvent ExecResult",
     "atoll.protocol.sandboxes": "SandboxEvent SandboxInfo SandboxState",
+    "atoll.protocol.sessions": "SessionInfo",
     "atoll.protocol.terminals": "TerminalInfo",
+    "atoll.values.commands": "ExecEvent ExecResult",
+    "atoll.values.files": "FileContent LeftOutWarning",
+    "atoll.values.processes": "LogMatch ProcessEvent ProcessLogs",
 }
 _PLACE = {name: module for module, names in _PLACES.items() for name in names.split()}
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
+from atoll.protocol.commands import ExecDone
 from atoll.protocol.files import ChangeType, FileChange, FileChanges, FileDone, FileInfo, FileType
 from atoll.protocol.frames import FrameKind, encode_frame
-from atoll.protocol.messages import ExecDone, encode_message
+from atoll.protocol.messages import encode_message
 from atoll.protocol.processes import LogEntry, LogPart, OutputStream, ProcessInfo, ProcessStatus
 from atoll.protocol.sandboxes import SandboxEvent
 from atoll.protocol.terminals import TerminalInfo

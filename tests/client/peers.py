@@ -18,11 +18,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from atoll.protocol.commands import SessionRequest
+from atoll.protocol.commands import ExecDone
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import Call, ExecDone, SessionInfo, decode_call, encode_message
+from atoll.protocol.messages import Call, decode_call, encode_message
 from atoll.protocol.sandboxes import (
     EventList,
     SandboxEvent,
@@ -32,6 +32,7 @@ from atoll.protocol.sandboxes import (
     SandboxState,
     ServerInfo,
 )
+from atoll.protocol.sessions import SessionInfo, SessionRequest
 
 FRAMES_FOLLOW = b"HTTP/1.1 200 OK\r\ncontent-type: application/vnd.atoll.frames\r\ntransfer-encoding: chunked\r\n\r\n"
 JSON_OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"

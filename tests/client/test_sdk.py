@@ -18,18 +18,13 @@ from typing import Any
 import pytest
 
 import atoll
+from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameKind, encode_frame
-from atoll.protocol.messages import (
-    Exec,
-    ExecDone,
-    ExecShell,
-    ListSessions,
-    Sessions,
-    encode_message,
-)
-from atoll.protocol.results import ExecEvent, ExecResult
+from atoll.protocol.messages import encode_message
 from atoll.protocol.sandboxes import SandboxOptions
+from atoll.protocol.sessions import ListSessions, Sessions
+from atoll.values.commands import ExecEvent, ExecResult
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
 from tests.client.peers import ContractServer, Conversation, RawServer, answering
 

@@ -22,9 +22,9 @@ from typing import Any
 
 from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.contract.dying_nursery import Trap

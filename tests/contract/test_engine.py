@@ -20,9 +20,9 @@ from atoll.engine.native.cgroups import CPU_PERIOD_US, PARENT, parse_mounts
 from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
 from atoll.images.host import HostImage
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Findings

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.errors import ErrorBody
 from atoll.protocol.files import ChangeType, FileChange, FileChanges, FileInfo, FileList, FileType, ListFiles
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame, encode_lost
-from atoll.protocol.messages import Call, Exec, ExecDone, ExecShell, encode_message
+from atoll.protocol.messages import Call, encode_message
 from atoll.protocol.processes import MAX_ENTRIES, LogEntry, LogPart, OutputStream
 from atoll.protocol.terminals import TerminalInfo, TerminalReady
 

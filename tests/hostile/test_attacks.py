@@ -14,9 +14,9 @@ import pytest
 
 from atoll.attacks.catalog import ATTACKS
 from atoll.attacks.record import BREACH, HELD, READY, Attack, Defence, Evidence, Family
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AgentLostError
 from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from atoll.client.sandbox import AsyncSandbox
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.results import ExecResult
+from atoll.values.commands import ExecResult
 from tests.soak.ledger import Ledger
 
 HANG_SECONDS = 120.0  # nothing that is done here takes a tenth of it

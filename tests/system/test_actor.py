@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from atoll.engine.base import LiveSandbox
+from atoll.protocol.commands import Exec, ExecShell
 from atoll.protocol.errors import AgentTimeoutError, AtollError, ErrorCode
 from atoll.protocol.files import ListFiles, WatchFiles
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.messages import Call, Exec, ExecShell
+from atoll.protocol.messages import Call
 from atoll.protocol.processes import ListProcesses
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState, UpkeepChanges
 from atoll.protocol.terminals import ListTerminals

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.limits import MIB, MIN_MEMORY
-from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink, CommandOutput
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box

@@ -20,12 +20,15 @@ from atoll.archives.packing import Packer
 from atoll.archives.tar import END, Entry, EntryType, encode_entry
 from atoll.archives.unpacking import ON_HOST, Unpacker
 from atoll.protocol import files
+from atoll.protocol.agents import Ping
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.file_maps import FileMap
 from atoll.protocol.files import FileChange, FileType
 from atoll.protocol.frames import Frame, FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import CreateSession, Exec, Ping, encode_message
+from atoll.protocol.messages import encode_message
+from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine

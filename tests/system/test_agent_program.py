@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from atoll.agent.scratch import PLACES
-from atoll.protocol.messages import Exec, ExecShell
+from atoll.protocol.commands import Exec, ExecShell
 from atoll.supervisor.agent_link import AgentLink
 
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from atoll import agent
+from atoll.protocol.agents import Ping
+from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.errors import (
     AgentLostError,
     AgentMisbehavedError,
@@ -26,7 +28,7 @@ from atoll.protocol.errors import (
     error,
 )
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame, encode_lost
-from atoll.protocol.messages import Exec, ExecDone, ExecShell, Ping, encode_message
+from atoll.protocol.messages import encode_message
 from atoll.supervisor import agent_connection, agent_link
 from atoll.supervisor.agent_failures import CODES_OF_AGENTS
 from atoll.supervisor.agent_link import AgentLink

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.files import WriteFile
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import CreateSession, Exec
 from atoll.protocol.processes import StartProcess, WaitForExit, decode_process
+from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box

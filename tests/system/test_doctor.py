@@ -20,8 +20,8 @@ from atoll.cli.doctor import Report
 from atoll.engine.native.cgroups import parse_mounts
 from atoll.engine.native.probe_child import Inside, ProbeFailed, probe_child
 from atoll.engine.native.syscalls import Namespace
-from atoll.protocol.findings import Area, Finding, Status
 from atoll.storage.pool import MIN_POOL, PoolStorage, find_device, machine_lock
+from atoll.telemetry.findings import Area, Finding, Status
 from tests.system.serving import HANG_SECONDS
 
 DOCTOR = (sys.executable, "-m", "atoll.cli", "doctor")

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from atoll.protocol.commands import Exec, ExecShell
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import Exec, ExecShell
 from atoll.protocol.processes import StartProcess, WaitForExit, decode_process
 from atoll.protocol.terminals import CloseTerminal, CreateTerminal, WaitTerminal, decode_terminal
 from atoll.supervisor.machine import Machine

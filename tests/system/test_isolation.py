@@ -17,7 +17,7 @@ from atoll.engine.native.capabilities import MASK
 from atoll.engine.native.cgroups import CgroupsV1
 from atoll.engine.native.engine import required_cgroups
 from atoll.engine.native.uid_ranges import FIRST_BASE, RANGE_SIZE
-from atoll.protocol.messages import Exec
+from atoll.protocol.commands import Exec
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 

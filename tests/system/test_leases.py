@@ -10,9 +10,9 @@ import pytest
 
 from atoll.agent.commands.guard import LAST_PATIENCE, PATIENCE_WITH_SLEEPING, is_before_exec, patience_with
 from atoll.agent.commands.process_tree import ProcessStat
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import Exec
 from atoll.protocol.terminals import AttachTerminal, CreateTerminal, WaitTerminal, decode_terminal
 from tests.conftest import Box
 from tests.system.file_calls import FileCalls

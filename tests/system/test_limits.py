@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from atoll.engine.native.engine import NativeEngine
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import ErrorCode, LimitReachedError
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box

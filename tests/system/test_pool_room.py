@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import Exec
 from atoll.protocol.sandboxes import SandboxOptions
 from atoll.storage import growth, headroom
 from atoll.storage.examination import check_pool

@@ -14,7 +14,7 @@ import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import Call, CreateSession
+from atoll.protocol.messages import Call
 from atoll.protocol.processes import (
     CleanUpProcesses,
     GetProcess,
@@ -37,6 +37,7 @@ from atoll.protocol.processes import (
     decode_process_count,
     decode_processes,
 )
+from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import decode
 from atoll.supervisor.agent_link import AgentLink

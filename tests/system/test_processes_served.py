@@ -13,8 +13,8 @@ from contextlib import closing
 import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.process_results import ProcessEvent
 from atoll.protocol.processes import ProcessStatus
+from atoll.values.processes import ProcessEvent
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
 from tests.system.serving import RunningServer, connect_unix
 from tests.system.test_server import first_process, wait_for_event

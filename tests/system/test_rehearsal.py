@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.agent.commands.process_tree import read_stat
+from atoll.protocol.commands import Exec
 from atoll.protocol.frames import FrameKind, encode_frame
-from atoll.protocol.messages import Exec, encode_message
+from atoll.protocol.messages import encode_message
 
 REHEARSAL = """
 from atoll.agent.rehearsal import rehearse

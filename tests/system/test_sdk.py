@@ -27,9 +27,10 @@ from atoll.client.local_server import LocalServer
 from atoll.client.network import UnixAddress, connect
 from atoll.client.sandbox import AsyncSandbox
 from atoll.client.server import Server
+from atoll.protocol.commands import ExecShell
 from atoll.protocol.errors import AtollError, ErrorCode, NotFoundError, SandboxError
 from atoll.protocol.frames import FrameKind, encode_frame
-from atoll.protocol.messages import ExecShell, encode_message
+from atoll.protocol.messages import encode_message
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState, ServerInfo
 from tests import kept
 from tests.client.halves import AsyncHalf, BlockingHalf, Half

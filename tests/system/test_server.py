@@ -26,9 +26,10 @@ import pytest
 from atoll.agent.commands.process_tree import parse_stat
 from atoll.client.commands import AsyncCommands
 from atoll.client.sandbox import AsyncSandbox
+from atoll.protocol.commands import ExecShell
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame
-from atoll.protocol.messages import ExecShell, encode_message
+from atoll.protocol.messages import encode_message
 from atoll.protocol.sandboxes import SandboxEvent, SandboxOptions, SandboxState
 from atoll.store.database import open_database
 from atoll.store.keys import Keys

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from atoll.protocol.commands import ExecShell, decode_exec_done
 from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import CreateSession, ExecShell, decode_exec_done
+from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.agent_link import CommandOutput
 from tests.conftest import Box
 from tests.system.test_agent_commands import time_out_after_printing, wait_until_gone

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.messages import ExecShell
+from atoll.protocol.commands import ExecShell
 from tests.conftest import Box
 
 LARGE = "for ((n = 0; n < 300; n++)); do declare v$n='value number '$n; done"

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from atoll.protocol.commands import Exec, ExecShell
 from atoll.protocol.errors import AtollError, ErrorCode, LimitReachedError
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import CreateSession, Exec, ExecShell
+from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from atoll.engine.base import SandboxSpec
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import Exec
 from atoll.storage.directory import DirectoryStorage
 from atoll.storage.pool import LOCK, MIN_POOL, PoolStorage, find_device, open_storage
 from atoll.supervisor.agent_link import AgentLink

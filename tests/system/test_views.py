@@ -12,8 +12,8 @@ import pytest
 
 from atoll.agent.figures import SECONDS_AHEAD
 from atoll.engine.native.clocks import BOOT_SECONDS
+from atoll.protocol.commands import Exec
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import Exec
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.cli.doctor import is_fit, summarise
-from atoll.protocol.findings import Area, Finding, Status
+from atoll.telemetry.findings import Area, Finding, Status
 
 
 def found(status: Status, name: str = "thing", area: Area = Area.MACHINE) -> Finding:

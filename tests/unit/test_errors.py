@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from atoll.protocol.calls import encode_call
+from atoll.protocol.commands import ExecShell
 from atoll.protocol.errors import (
     AtollError,
     Context,
@@ -20,7 +21,6 @@ from atoll.protocol.errors import (
     from_body,
     shown,
 )
-from atoll.protocol.messages import ExecShell
 from atoll.protocol.names import named
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from atoll.protocol.content_types import Base64Decoder, check_encoding, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.file_bodies import choose_path, parse_mode, to_info_body, to_shown
 from atoll.protocol.files import FileInfo, FileType
+from atoll.protocol.names import to_shown
+from atoll.server.file_bodies import choose_path, parse_mode, to_info_body
 from atoll.server.ranges import parse_range
 
 

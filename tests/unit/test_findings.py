@@ -17,9 +17,10 @@ from atoll.engine.native.examination import file_system_of, mount_remedy, namesp
 from atoll.engine.native.group_examination import choose_version, lacking, leaves_sockets_out
 from atoll.images.examination import check_host
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.findings import Answer, Area, Check, Finding, Status, examine, format_size, ok
+from atoll.protocol.limits import format_size
 from atoll.storage import superblock
 from atoll.storage.examination import judge_owner, judge_space, nearest_directory
+from atoll.telemetry.findings import Answer, Area, Check, Finding, Status, examine, ok
 
 GIB = 2**30
 

@@ -11,8 +11,8 @@ from atoll.images.names import parse_image_name
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.limits import SIZES, Limits, parse_limits
-from atoll.protocol.messages import decode_session
 from atoll.protocol.processes import decode_process
+from atoll.protocol.sessions import decode_session
 from atoll.protocol.terminals import decode_terminal
 
 

@@ -18,7 +18,6 @@ from atoll.agent.processes.processes import (
 )
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import MAX_PAYLOAD
-from atoll.protocol.process_results import LogSearch
 from atoll.protocol.processes import (
     ProcessInfo,
     ProcessList,
@@ -28,6 +27,7 @@ from atoll.protocol.processes import (
     shorten,
     shorten_all,
 )
+from atoll.values.processes import LogSearch
 
 
 def search(wanted: str | re.Pattern[str], *pieces: str) -> str | None:

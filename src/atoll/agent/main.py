@@ -40,7 +40,7 @@ from atoll.agent.server import AgentServer, comes_from_outside
 from atoll.agent.sessions.sessions import SessionRegistry
 from atoll.agent.sessions.shell_script import RESTORE, STATES
 from atoll.agent.terminals.terminals import TerminalRegistry
-from atoll.protocol.messages import PROTOCOL_VERSION, Ping, Pong
+from atoll.protocol.agents import PROTOCOL_VERSION, Ping, Pong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

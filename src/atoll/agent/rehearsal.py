@@ -16,18 +16,13 @@ from atoll.agent.commands.vfork import ending_with_us
 from atoll.agent.files.files import perform
 from atoll.agent.files.worker import Order, WorkerProcess, encode_order, receive_packet, send_packet
 from atoll.agent.server import pid_of
+from atoll.protocol.agents import Ping
+from atoll.protocol.commands import Exec, ExecShell
 from atoll.protocol.files import ListFiles, ReadFile, StatFile, WriteFile
 from atoll.protocol.frames import FrameDecoder, FrameKind, encode_frame
-from atoll.protocol.messages import (
-    DEFAULT_SESSION,
-    Call,
-    DeleteSession,
-    Exec,
-    ExecShell,
-    Ping,
-    encode_message,
-)
+from atoll.protocol.messages import Call, encode_message
 from atoll.protocol.processes import CleanUpProcesses, StartProcess, StreamProcessLog, WaitForExit
+from atoll.protocol.sessions import DEFAULT_SESSION, DeleteSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,12 +21,12 @@ from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import print_document
 from atoll.client_sync.sandbox import Sandbox, get_sandbox
 from atoll.protocol.errors import AtollError
-from atoll.protocol.file_bodies import to_shown
-from atoll.protocol.files import LeftOutWarning
 from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.limits import parse_bounds
+from atoll.protocol.names import to_shown
 from atoll.protocol.printable import printable
 from atoll.protocol.transfer_bounds import MAX_DEPTH, MAX_ENTRIES, Bounds
+from atoll.values.files import LeftOutWarning
 
 STREAM = "-"
 CHUNK = 1024 * 1024

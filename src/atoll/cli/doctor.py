@@ -19,10 +19,10 @@ from atoll import __version__
 from atoll.cli.tables import open_console, print_document
 from atoll.engine.native import examination as engine
 from atoll.images import examination as images
-from atoll.protocol.findings import Area, Finding, Status, examine
 from atoll.storage import examination as storage
 from atoll.supervisor import trial
 from atoll.supervisor.machine import DEFAULT_STATE
+from atoll.telemetry.findings import Area, Finding, Status, examine
 
 MARKS = {Status.OK: "✓", Status.WARNING: "!", Status.MISSING: "✗", Status.UNKNOWN: "?"}
 PLAIN = str.maketrans({"✓": "+", "✗": "x", "→": ">"})  # where the terminal has no more than ASCII

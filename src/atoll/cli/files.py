@@ -16,9 +16,9 @@ from atoll.cli.tables import make_table, print_document, show
 from atoll.cli.text import local_time, short_time, size
 from atoll.client_sync.sandbox import get_sandbox
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.file_bodies import FileCountBody, FileListBody, to_info_body
 from atoll.protocol.files import FileInfo, FileType
 from atoll.protocol.printable import printable
+from atoll.server.file_bodies import FileCountBody, FileListBody, to_info_body
 
 STYLES = {FileType.DIRECTORY: "bold blue", FileType.SYMLINK: "cyan"}
 

@@ -25,9 +25,9 @@ from atoll.cli.options import parse_pair
 from atoll.cli.problems import print_to_stderr, tell
 from atoll.cli.tables import print_document
 from atoll.client_sync.commands import Command, Commands
-from atoll.protocol.commands import ExecResultBody
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.results import ExecResult
+from atoll.server.command_bodies import ExecResultBody
+from atoll.values.commands import ExecResult
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 NOT_RUN, NOT_EXECUTABLE, NOT_FOUND, NOT_KNOWN = 125, 126, 127, 255

@@ -8,7 +8,7 @@ from atoll.cli.live_command import STDERR, STDOUT, write_all
 from atoll.cli.options import existing_sandbox, id_argument, process_argument, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import print_line
-from atoll.protocol.process_results import ProcessEvent
+from atoll.values.processes import ProcessEvent
 
 
 @click.command(short_help="Show what a background process wrote.")

@@ -16,11 +16,12 @@ from atoll.client.network import NotYet
 from atoll.client.server import Frames, misbehaved
 from atoll.client.waiting import CANCELLATIONS, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
+from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode, error, shown
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import DEFAULT_SESSION, Exec, ExecDone, ExecShell, decode_exec_done
-from atoll.protocol.results import ExecEvent, ExecResult
+from atoll.protocol.sessions import DEFAULT_SESSION
+from atoll.values.commands import ExecEvent, ExecResult
 
 MAX_OUTPUT = 64 * 2**20  # of each stream, for `exec` without max_output: it keeps everything in memory
 INPUT_CHUNK = 64 * 1024

@@ -23,7 +23,7 @@ from atoll.client.server import misbehaved
 from atoll.client.transfers import OnProgress
 from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument
-from atoll.protocol.content_types import FileContent, check_encoding, is_text, mime_type
+from atoll.protocol.content_types import check_encoding, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import (
     ChangeMode,
@@ -49,6 +49,7 @@ from atoll.protocol.frames import MAX_PAYLOAD, FrameKind
 from atoll.protocol.limits import parse_bounds
 from atoll.protocol.messages import Call
 from atoll.protocol.names import named
+from atoll.values.files import FileContent
 
 MAX_READ = 256 * 2**20  # by read_file without a length: it keeps everything in memory
 MAX_LISTED = 1_000_000

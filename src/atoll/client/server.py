@@ -17,6 +17,7 @@ from atoll.client.network import Address, NotYet, TcpAddress, UnixAddress
 from atoll.client.transport import Opening, Response, SilenceError, Transport, Upload
 from atoll.client.waiting import pause
 from atoll.protocol.calls import encode_call
+from atoll.protocol.commands import Exec, ExecShell
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
 from atoll.protocol.frames import (
     FRAMES,
@@ -28,8 +29,9 @@ from atoll.protocol.frames import (
     encode_frame,
     encode_header,
 )
-from atoll.protocol.messages import Call, Exec, ExecShell, ListSessions, decode_error
+from atoll.protocol.messages import Call, decode_error
 from atoll.protocol.processes import ProcessCall, StreamProcessLog, WaitForExit, WaitForPort
+from atoll.protocol.sessions import ListSessions
 from atoll.protocol.terminals import CloseTerminal, CreateTerminal, ListTerminals, ResizeTerminal
 
 MAX_ERROR = 2**20

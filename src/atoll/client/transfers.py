@@ -25,7 +25,6 @@ from atoll.protocol.files import (
     FileDone,
     FileInfo,
     FileType,
-    LeftOutWarning,
     PackFiles,
     ReadFile,
     StatFile,
@@ -40,6 +39,7 @@ from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.names import named
 from atoll.protocol.transfer_bounds import Bounds, Tally
+from atoll.values.files import LeftOutWarning
 
 GATHERED_BYTES = 1024 * 1024  # each trip to a disk takes a thread, so it should be worth it
 

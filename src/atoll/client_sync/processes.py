@@ -20,7 +20,6 @@ from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
-from atoll.protocol.process_results import LogMatch, LogSearch, ProcessEvent, ProcessLogs
 from atoll.protocol.processes import (
     OK_STATUS,
     READY_BYTES,
@@ -52,6 +51,7 @@ from atoll.protocol.processes import (
     parse_restart,
     parse_signal,
 )
+from atoll.values.processes import LogMatch, LogSearch, ProcessEvent, ProcessLogs
 
 MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
 

@@ -25,7 +25,6 @@ from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
-from atoll.protocol.messages import DEFAULT_DIRECTORY, SessionInfo
 from atoll.protocol.sandboxes import (
     DEFAULT_IMAGE,
     SANDBOXES_PER_PAGE,
@@ -39,6 +38,7 @@ from atoll.protocol.sandboxes import (
     UpkeepChanges,
     check_labels,
 )
+from atoll.protocol.sessions import DEFAULT_DIRECTORY, SessionInfo
 
 DEFAULT_SLEEP_AFTER = "10m"
 LATER = {

@@ -15,14 +15,14 @@ from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.processes import Processes
 from atoll.client_sync.terminals import Terminals
 from atoll.protocol.arguments import check_directory, check_lasting_variables
-from atoll.protocol.commands import SessionRequest
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import parse_session_id
-from atoll.protocol.messages import (
+from atoll.protocol.sessions import (
     DEFAULT_DIRECTORY,
     DEFAULT_SESSION,
     ListSessions,
     SessionInfo,
+    SessionRequest,
     Sessions,
     decode_sessions,
 )

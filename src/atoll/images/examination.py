@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from atoll.images.host import check_layout, system_name
-from atoll.protocol.findings import Answer, Area, Check, ok, warning
+from atoll.telemetry.findings import Answer, Area, Check, ok, warning
 
 
 def checks() -> list[Check]:

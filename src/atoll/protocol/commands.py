@@ -1,72 +1,59 @@
-"""A command as JSON has it, for clients that are not the SDK."""
+"""Commands: what a host asks of an agent, and how a program ended."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from typing import Annotated
 
 import msgspec
 
+from atoll.protocol.said import Duration, ExitCode
+from atoll.protocol.sessions import DEFAULT_SESSION
 
-class ExecRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`command` is for the session's shell, or a list of words that no shell touches.
+TIMED_OUT_EXIT_CODE = 124  # as coreutils' timeout does
 
-    `max_output` bounds each of the two streams in bytes; what is beyond is dropped, and `truncated` says so. A JSON
-    answer holds 1 MiB of each unless this says otherwise, and 8 MiB at most; a stream of events has no bound itself.
+
+class Exec(msgspec.Struct, frozen=True, kw_only=True, tag="exec", forbid_unknown_fields=True, omit_defaults=True):
+    """Run a program, with no shell in between. In a session it waits for its turn and starts in its directory.
+
+    `env` is added to the sandbox's own variables; None takes one away. With `stdin` the host sends INPUT frames,
+    without it the program reads end of file at once. Past `max_output` bytes a stream is read on and dropped.
     """
 
-    command: str | list[str]
-    session_id: str = "default"
+    argv: list[str]
+    session_id: str | None = None
     cwd: str | None = None
     env: dict[str, str | None] = {}
-    timeout: float | str | None = None
-    stdin: str | None = None
-    stdin_base64: str | None = None
+    stdin: bool = False
+    timeout: float | None = None
     max_output: int | None = None
 
 
-class ExecResultBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Text, with U+FFFD where it was none; the exact bytes then come along in base64."""
+class ExecShell(
+    msgspec.Struct, frozen=True, kw_only=True, tag="exec_shell", forbid_unknown_fields=True, omit_defaults=True
+):
+    """Run a command in the persistent shell of a session, after those that were asked for before.
 
-    success: bool
-    exit_code: int
-    stdout: str
-    stderr: str
-    command: str | list[str]
-    duration: float
-    timestamp: datetime
-    session_id: str
-    timed_out: bool = False
-    truncated: bool = False
-    session_ended: bool = False
-    state_lost: int = 0
-    stdout_base64: str | None = None
-    stderr_base64: str | None = None
-
-
-class ExecEventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event of a stream: start, stdout, stderr, complete or error.
-
-    `data` has U+FFFD where there was no text; the exact bytes of this event then come along in `data_base64`.
+    `cwd` and `env` hold for this command alone; None takes a variable away. The rest is as in Exec.
     """
 
-    type: str
-    timestamp: datetime
-    data: str | None = None
-    data_base64: str | None = None
-    exit_code: int | None = None
-    duration: float | None = None
+    command: str
+    session_id: str = DEFAULT_SESSION
+    cwd: str | None = None
+    env: dict[str, str | None] = {}
+    stdin: bool = False
+    timeout: float | None = None
+    max_output: int | None = None
+
+
+class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended. A program killed by a signal has exit code 128 + signal, as in a shell."""
+
+    exit_code: ExitCode
+    duration: Duration
     timed_out: bool = False
     truncated: bool = False
-    session_ended: bool = False
-    state_lost: int = 0
-    code: str | None = None
-    message: str | None = None
-    remedy: str | None = None
+    session_ended: bool = False  # the shell is gone, as after `exit`; the next command gets a new one
+    state_lost: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of how many commands before this one, answered
 
 
-class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A new session; without an id it gets one."""
-
-    id: str | None = None
-    cwd: str = "/workspace"
-    env: dict[str, str | None] = {}
+decode_exec_done = msgspec.msgpack.Decoder(ExecDone).decode

@@ -7,13 +7,9 @@ import binascii
 import codecs
 from functools import cache
 from mimetypes import MimeTypes
-from typing import Generic, TypeVar
-
-import msgspec
 
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.errors import ErrorCode, error
-from atoll.protocol.results import beginning
 
 TEXT, BINARY, EMPTY = "text/plain", "application/octet-stream", "inode/x-empty"
 SNIFFED_BYTES = 4096  # as many of the first as it takes to tell
@@ -63,26 +59,6 @@ _COMPRESSED = {
     "br": "application/x-brotli",
     "compress": "application/x-compress",
 }
-
-Content = TypeVar("Content", str, bytes)
-
-
-class FileContent(msgspec.Struct, Generic[Content], frozen=True, kw_only=True):
-    """A file that was read.
-
-    `encoding` says what `content` is: "utf-8" text, "base64" text for what is no text, or "bytes". `is_binary` says
-    that it is not UTF-8, or has a NUL in it. `size` is the length of what was read, in bytes.
-    """
-
-    content: Content
-    encoding: str
-    is_binary: bool
-    mime_type: str
-    size: int
-
-    def __repr__(self) -> str:
-        shown = beginning(self.content) if isinstance(self.content, str) else _beginning_of_bytes(self.content)
-        return f"FileContent({shown}, {self.encoding}, {self.mime_type}, size={self.size})"
 
 
 def is_text(data: bytes, *, is_whole: bool = True) -> bool:
@@ -165,7 +141,3 @@ class Base64Decoder:
             remedy = 'Give what base64 makes of the bytes, or the bytes themselves without encoding="base64".'
             message = f"the content is not base64: {cause}"
             raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, encoding="base64") from cause
-
-
-def _beginning_of_bytes(data: bytes) -> str:
-    return repr(data) if len(data) <= 30 else f"{data[:30]!r}…"

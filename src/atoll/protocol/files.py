@@ -227,10 +227,6 @@ class FileDone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_out_names: Annotated[list[bytes], msgspec.Meta(max_length=MAX_TOGETHER)] = []
 
 
-class LeftOutWarning(UserWarning):
-    """Something of a directory was not copied: sockets, FIFOs and devices are not."""
-
-
 Result = FileInfo | FileDone
 
 

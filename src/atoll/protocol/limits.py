@@ -128,6 +128,16 @@ def parse_bounds(
     )
 
 
+def format_size(size: int) -> str:
+    """Bytes for people, such as "23.5 GiB"."""
+    value, unit = float(size), "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+
+
 def _bound(name: str, given: object) -> int | None:
     if given is None or (isinstance(given, str) and given.lower() == "none"):
         return None

@@ -12,7 +12,7 @@ import msgspec
 
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.durations import Moment
-from atoll.protocol.errors import Context, ErrorCode
+from atoll.protocol.errors import ErrorCode
 from atoll.protocol.ids import SaidId
 from atoll.protocol.said import Count, ExitCode, Pid
 
@@ -122,48 +122,6 @@ class TerminalResized(msgspec.Struct, frozen=True, kw_only=True, tag="resized"):
 
 
 TerminalEvent = TerminalReady | TerminalLost | TerminalResized
-
-
-class TerminalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A new terminal, as JSON has it. `shell` is a program, or a list of a program and its arguments."""
-
-    cols: int = DEFAULT_COLS
-    rows: int = DEFAULT_ROWS
-    shell: str | list[str] | None = None
-    cwd: str | None = None
-    env: dict[str, str | None] = {}
-    session_id: str = "default"
-
-
-class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    cols: int
-    rows: int
-
-
-class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize", forbid_unknown_fields=True):
-    """A viewer's own words, over a WebSocket."""
-
-    cols: int
-    rows: int
-
-
-class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close", forbid_unknown_fields=True):
-    """Likewise: end the program and all it started."""
-
-
-class TerminalExit(msgspec.Struct, frozen=True, kw_only=True, tag="exit"):
-    """The last word over a WebSocket."""
-
-    exit_code: int
-
-
-class TerminalError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
-    """Likewise, where something failed."""
-
-    code: str
-    message: str
-    remedy: str
-    context: Context = {}
 
 
 def check_size(cols: object, rows: object) -> None:

@@ -15,13 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from atoll.protocol.arguments import check_directory, check_lasting_variables
-from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, SessionRequest
+from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.frames import QUEUEING, FrameKind
 from atoll.protocol.ids import parse_session_id
-from atoll.protocol.messages import CreateSession, Exec, ExecDone, ExecShell, Sessions, decode_exec_done
+from atoll.protocol.sessions import CreateSession, SessionRequest, Sessions
 from atoll.server.bodies import read_json, wants, while_client_waits
+from atoll.server.command_bodies import ExecEventBody, ExecRequest, ExecResultBody
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor

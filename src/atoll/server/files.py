@@ -24,17 +24,6 @@ from starlette.types import Send
 
 from atoll.protocol.content_types import SNIFFED_BYTES, mime_type
 from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
-from atoll.protocol.file_bodies import (
-    CopyRequest,
-    DirectoryRequest,
-    FileCountBody,
-    ModeRequest,
-    MoveRequest,
-    choose_path,
-    parse_mode,
-    to_change_body,
-    to_info_body,
-)
 from atoll.protocol.files import (
     ChangeMode,
     CopyFile,
@@ -59,9 +48,21 @@ from atoll.protocol.files import (
 )
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.limits import parse_bounds
-from atoll.protocol.messages import DEFAULT_SESSION, Call
+from atoll.protocol.messages import Call
+from atoll.protocol.sessions import DEFAULT_SESSION
 from atoll.protocol.transfer_bounds import Bounds
 from atoll.server.bodies import read_json, while_client_waits
+from atoll.server.file_bodies import (
+    CopyRequest,
+    DirectoryRequest,
+    FileCountBody,
+    ModeRequest,
+    MoveRequest,
+    choose_path,
+    parse_mode,
+    to_change_body,
+    to_info_body,
+)
 from atoll.server.problems import bad_request, json_response, problem_response
 from atoll.server.ranges import parse_range
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of

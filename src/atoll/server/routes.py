@@ -10,18 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atoll.protocol import transfer_bounds
-from atoll.protocol.commands import ExecEventBody, ExecRequest, ExecResultBody, SessionRequest
-from atoll.protocol.file_bodies import (
-    CopyRequest,
-    DirectoryRequest,
-    FileCountBody,
-    FileInfoBody,
-    FileListBody,
-    ModeRequest,
-    MoveRequest,
-)
 from atoll.protocol.frames import FRAMES
-from atoll.protocol.messages import SessionInfo, Sessions
 from atoll.protocol.processes import ProcessCount, ProcessInfo, ProcessList
 from atoll.protocol.sandboxes import (
     MAX_SANDBOXES_PER_PAGE,
@@ -37,9 +26,21 @@ from atoll.protocol.sandboxes import (
     SleepRequest,
     UpkeepChanges,
 )
-from atoll.protocol.terminals import TerminalInfo, TerminalList, TerminalRequest, TerminalSize
+from atoll.protocol.sessions import SessionInfo, SessionRequest, Sessions
+from atoll.protocol.terminals import TerminalInfo, TerminalList
 from atoll.server import commands, files, lost, processes, sandboxes, server_info, terminals
+from atoll.server.command_bodies import ExecEventBody, ExecRequest, ExecResultBody
+from atoll.server.file_bodies import (
+    CopyRequest,
+    DirectoryRequest,
+    FileCountBody,
+    FileInfoBody,
+    FileListBody,
+    ModeRequest,
+    MoveRequest,
+)
 from atoll.server.relay import Relay
+from atoll.server.terminals import TerminalRequest, TerminalSize
 
 Endpoint = Callable[[Request], Awaitable[Response]] | Relay
 

@@ -22,23 +22,20 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from atoll.protocol.arguments import check_directory
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, Context, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.sessions import DEFAULT_SESSION
 from atoll.protocol.terminals import (
+    DEFAULT_COLS,
+    DEFAULT_ROWS,
     AttachTerminal,
     Call,
-    Close,
     CloseTerminal,
     CreateTerminal,
     ListTerminals,
-    Resize,
     ResizeTerminal,
-    TerminalError,
-    TerminalExit,
     TerminalInfo,
     TerminalList,
-    TerminalRequest,
-    TerminalSize,
     decode_terminal,
     decode_terminal_event,
     decode_terminals,
@@ -57,6 +54,49 @@ PROTOCOL = "atoll.terminal"
 SEND_SECONDS = 60.0
 LAST_INPUT_SECONDS = 2.0
 CLOSED, CLOSED_BY_STATUS = 1000, 4000  # an error's close code is 4000 + its HTTP status
+
+
+class TerminalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A new terminal, as JSON has it. `shell` is a program, or a list of a program and its arguments."""
+
+    cols: int = DEFAULT_COLS
+    rows: int = DEFAULT_ROWS
+    shell: str | list[str] | None = None
+    cwd: str | None = None
+    env: dict[str, str | None] = {}
+    session_id: str = DEFAULT_SESSION
+
+
+class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cols: int
+    rows: int
+
+
+class Resize(msgspec.Struct, frozen=True, kw_only=True, tag="resize", forbid_unknown_fields=True):
+    """A viewer's own words, over a WebSocket."""
+
+    cols: int
+    rows: int
+
+
+class Close(msgspec.Struct, frozen=True, kw_only=True, tag="close", forbid_unknown_fields=True):
+    """Likewise: end the program and all it started."""
+
+
+class TerminalExit(msgspec.Struct, frozen=True, kw_only=True, tag="exit"):
+    """The last word over a WebSocket."""
+
+    exit_code: int
+
+
+class TerminalError(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """Likewise, where something failed."""
+
+    code: str
+    message: str
+    remedy: str
+    context: Context = {}
+
 
 _controls: msgspec.json.Decoder[Resize | Close] = msgspec.json.Decoder(Resize | Close)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.findings import format_size
+from atoll.protocol.limits import format_size
 from atoll.storage.growth import LEAST_FOR_METADATA, MIB, Room
 
 PER_DISK = 32 * MIB

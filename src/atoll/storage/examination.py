@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from atoll.protocol.findings import Answer, Area, Check, format_size, missing, ok, warning
 from atoll.protocol.ids import SandboxId
+from atoll.protocol.limits import format_size
 from atoll.storage.lost import NAMES, SHOWN, is_lost_name
 from atoll.storage.pool import MIN_POOL, PROGRAMS, PoolStorage, can_have_pool, find_device, machine_lock
 from atoll.storage.superblock import OFFSET, SIZE, find_damage
+from atoll.telemetry.findings import Answer, Area, Check, missing, ok, warning
 
 LITTLE_SPACE = 2 * 2**30
 FEW_INODES = 100_000

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from atoll.protocol.errors import AtollError, ErrorCode, error, too_many_open_files
-from atoll.protocol.findings import format_size
+from atoll.protocol.limits import format_size
 from atoll.storage.admission import Disk
 
 _OF_A_READ_ONLY_POOL = frozenset(

@@ -43,7 +43,8 @@ from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:
     from atoll.protocol.ids import SandboxId
-    from atoll.protocol.messages import Call, CreateSession, SessionInfo
+    from atoll.protocol.messages import Call
+    from atoll.protocol.sessions import CreateSession, SessionInfo
     from atoll.store.timeline import Timeline
     from atoll.supervisor.machine import Machine
 

@@ -27,23 +27,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from atoll.protocol.agents import Ping, Pong, decode_pong
 from atoll.protocol.calls import encode_call
+from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
 from atoll.protocol.errors import AgentTimeoutError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import (
-    Call,
+from atoll.protocol.messages import Call
+from atoll.protocol.sessions import (
     CreateSession,
     DeleteSession,
-    Exec,
-    ExecDone,
-    ExecShell,
     ListSessions,
-    Ping,
-    Pong,
     SessionInfo,
     SetEnvironment,
-    decode_exec_done,
-    decode_pong,
     decode_session,
     decode_sessions,
 )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.findings import format_size
+from atoll.protocol.limits import format_size
 
 if TYPE_CHECKING:
     from atoll.engine.base import ProcessIdentity

@@ -9,16 +9,16 @@ from pathlib import Path
 from atoll.engine.base import SandboxSpec
 from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
+from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError
-from atoll.protocol.findings import Answer, Area, Check, missing, ok
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import Exec
 from atoll.storage.base import Storage
 from atoll.storage.examination import temporary_state
 from atoll.storage.pool import MIN_POOL, open_storage
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import ENV
+from atoll.telemetry.findings import Answer, Area, Check, missing, ok
 
 COMMAND_SECONDS = 30.0
 

@@ -22,7 +22,8 @@ from atoll.agent.commands.process_tree import CommandTree, Endings, births
 from atoll.agent.commands.spawn import Environment, Pipes, check_words, pipe_name, spawn
 from atoll.agent.commands.streams import Drains, Streams
 from atoll.agent.descriptors import limit, reserve
-from atoll.protocol.messages import DEFAULT_DIRECTORY, TIMED_OUT_EXIT_CODE, Exec, ExecDone, ExecShell
+from atoll.protocol.commands import TIMED_OUT_EXIT_CODE, Exec, ExecDone, ExecShell
+from atoll.protocol.sessions import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
     import asyncio

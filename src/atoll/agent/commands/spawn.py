@@ -16,7 +16,7 @@ from atoll.protocol.names import named
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from atoll.protocol.messages import Exec, ExecShell
+    from atoll.protocol.commands import Exec, ExecShell
 
 MAX_TIMEOUT_SECONDS = 10**7
 

@@ -26,8 +26,9 @@ from atoll.agent.commands.streams import MAX_LEFT_IN_PIPE, read_now
 from atoll.agent.processes.log import LogStore
 from atoll.agent.processes.operations import KillOperation, LogOperation, WaitForExitOperation, WaitForPortOperation
 from atoll.agent.sessions.shell import find_shell
+from atoll.protocol.commands import TIMED_OUT_EXIT_CODE, Exec
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.messages import DEFAULT_SESSION, TIMED_OUT_EXIT_CODE, Exec, encode_message
+from atoll.protocol.messages import encode_message
 from atoll.protocol.processes import (
     CleanUpProcesses,
     GetProcess,
@@ -49,6 +50,7 @@ from atoll.protocol.processes import (
     shorten,
     shorten_all,
 )
+from atoll.protocol.sessions import DEFAULT_SESSION
 
 if TYPE_CHECKING:
     import asyncio

@@ -35,18 +35,16 @@ from atoll.agent.sessions.shell_script import (
     is_variable_name,
     saved_number,
 )
+from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.ids import parse_session_id
-from atoll.protocol.messages import (
+from atoll.protocol.sessions import (
     DEFAULT_DIRECTORY,
     DEFAULT_SESSION,
     CreateSession,
     DeleteSession,
-    Exec,
-    ExecDone,
-    ExecShell,
     ListSessions,
     SessionInfo,
     Sessions,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from atoll.agent.commands.streams import Streams
     from atoll.agent.scratch import ScratchDirectory
     from atoll.agent.sessions.shell import Shell
-    from atoll.protocol.messages import ExecDone, ExecShell
+    from atoll.protocol.commands import ExecDone, ExecShell
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.05
 # After the first interrupt. A busy machine is no reason to lose a shell, nor is one that stood still: so it also counts

@@ -10,8 +10,8 @@ import resource
 from functools import partial
 
 from atoll.engine.native.mounts import MAX_PTYS
-from atoll.protocol.findings import Answer, Area, Check, format_size, missing, ok, warning
-from atoll.protocol.limits import Limits
+from atoll.protocol.limits import Limits, format_size
+from atoll.telemetry.findings import Answer, Area, Check, missing, ok, warning
 
 FEW_NAMESPACES = 8
 FEW_PROCESSES = 65_536

@@ -18,7 +18,7 @@ from atoll.engine.native.probe_child import Inside, ProbeFailed, mapped_child, p
 from atoll.engine.native.seccomp import FILTER, SeccompFilter
 from atoll.engine.native.syscalls import MountAttribute, MountFlag, Namespace, Prctl
 from atoll.engine.native.uid_ranges import LOCK_FILE, RANGE_SIZE, UidRanges
-from atoll.protocol.findings import Answer, Area, Check, missing, ok
+from atoll.telemetry.findings import Answer, Area, Check, missing, ok
 
 KINDS = {
     "user": Namespace.USER,

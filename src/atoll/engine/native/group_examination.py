@@ -25,7 +25,7 @@ from atoll.engine.native.cgroups import (
 )
 from atoll.engine.native.probe_child import Inside, probe_child
 from atoll.engine.native.syscalls import Namespace
-from atoll.protocol.findings import Answer, Area, Check, missing, ok, warning
+from atoll.telemetry.findings import Answer, Area, Check, missing, ok, warning
 
 REMOVE_ATTEMPTS, REMOVE_PAUSE_SECONDS = 1_000, 0.005  # the last process leaves a moment after its end is seen
 TRIED = Resources(cpus=0.5, memory=64 * 2**20, pids=16)

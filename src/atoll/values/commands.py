@@ -1,4 +1,4 @@
-"""What the SDK hands to its users about a command: one set of values for both of its halves."""
+"""A command, as the SDK hands it out: its result, or its events."""
 
 from __future__ import annotations
 

@@ -98,16 +98,6 @@ def _ask(probe: Callable[[], Answer]) -> Answer:
         )
 
 
-def format_size(size: int) -> str:
-    """Bytes for people, such as "23.5 GiB"."""
-    value, unit = float(size), "bytes"
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-
-
 def _printable(text: str) -> str:
     """Paths may hold anything; a terminal and a JSON document may not."""
     return "".join(character if is_printable(character) else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -1,4 +1,4 @@
-"""What the SDK hands to its users about a background process, and how it looks for something in its log."""
+"""A background process, as the SDK hands it out: its log, and what was found in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.processes import ProcessStatus
-from atoll.protocol.results import beginning
+from atoll.values.commands import beginning
 
 MAX_LINE = 64 * 1024  # characters of a line that has no end which are kept
 

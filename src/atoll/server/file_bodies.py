@@ -16,8 +16,8 @@ import msgspec
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.errors import ErrorBody, ErrorCode, error
 from atoll.protocol.files import ChangeType, FileChange, FileInfo, FileType, check_path, to_raw_path
-from atoll.protocol.messages import DEFAULT_SESSION
-from atoll.protocol.names import to_shown as to_shown
+from atoll.protocol.names import to_shown
+from atoll.protocol.sessions import DEFAULT_SESSION
 
 _OCTAL = re.compile(r"0?[0-7]{1,4}")
 
