@@ -229,6 +229,42 @@ except OSError as cause:
 time.sleep(60)
 """
 
+# Open files are counted for the machine, and its root alone is never refused one. Each process opens few, as
+# it has a limit too. Whoever found none left closes all at once.
+FILES, FILES_OF_EACH, FILE_HOLDERS = 48_000, 800, 60
+FILE_HOARD = f"""
+import errno, os, time
+
+def hold(report):
+    try:
+        for _ in range({FILES_OF_EACH}):
+            os.open("/dev/null", os.O_RDONLY)
+    except OSError as cause:
+        os.write(report, b"!" if cause.errno == errno.ENFILE else b"?")
+        os._exit(0)
+    os.write(report, b".")
+    time.sleep(60)
+
+reader, writer = os.pipe()
+holders = []
+for _ in range({FILE_HOLDERS}):
+    holders.append(os.fork())
+    if holders[-1] == 0:
+        hold(writer)
+heard = b""
+while len(heard) < {FILE_HOLDERS} and b"!" not in heard:
+    heard += os.read(reader, 4096)
+if b"!" in heard:
+    for holder in holders:
+        os.kill(holder, 9)
+    print("BREACH the machine opens no file any more", flush=True)
+elif heard.strip(b"."):
+    print("it could not open", {FILES_OF_EACH}, flush=True)
+else:
+    print("HELD", {FILES}, "files, and room for more", flush=True)
+time.sleep(60)
+"""
+
 FLOODED = 16 * MIB  # many times what waits in pipes and sockets while nobody reads
 FLOOD = f"""
 import os, time
@@ -322,6 +358,7 @@ ATTACKS = (
     _attack("memory-of-compiled-filters", FILTERS, Defence.FILTER),
     _attack("disk-filler", DISK_FILLER, Defence.DISK_QUOTA),
     _attack("pty-hoard", PTY_HOARD, Defence.PTY_LIMIT),
+    _attack("open-file-hoard", FILE_HOARD, Defence.FILE_MAX),
     _attack("inode-filler", INODE_FILLER, Defence.DISK_QUOTA),
     Attack(
         name="output-flood-nobody-reads",

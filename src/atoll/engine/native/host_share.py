@@ -1,14 +1,17 @@
 """What all sandboxes together may have, so that the host keeps enough to be looked after.
 
 Written to the group above all of them when an engine is opened. When they reach it, the kernel makes room among them.
+One thing the kernel counts for the machine and for no group: open files. Each takes memory of its sandbox, 227 bytes or
+more, so memory is what limits them, once their own number does not.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.engine.native.capacity import read_setting
+from atoll.engine.native.capacity import FILE_MAX, MANY_FILES, MOST_FILES, read_setting
 
 if TYPE_CHECKING:
     from atoll.engine.native.cgroups import Cgroups
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 PART_OF_MEMORY, MOST_MEMORY = 16, 1024 * MIB  # a sixteenth for the host, where that is not more than it needs
 PART_OF_PROCESSES = 8
+
+logger = logging.getLogger("atoll.engine")
 
 
 class Share(NamedTuple):
@@ -35,3 +40,18 @@ def limit_all(cgroups: Cgroups) -> None:
     # Sandboxes of before may use more, or another machine be in the same group: then it stays as it was.
     with suppress(OSError):
         cgroups.limit_all(share.memory, share.pids)
+
+
+def raise_file_max(setting: str = f"/proc/sys/{FILE_MAX.replace('.', '/')}") -> None:
+    """As systemd does at boot. The kernel's default, a file for 10 KiB of memory, is less than one sandbox can open."""
+    try:
+        with open(setting, "r+") as file:
+            most = int(file.read())
+            if most >= MANY_FILES:
+                return
+            file.seek(0)
+            file.write(str(MOST_FILES))
+    except OSError as cause:
+        logger.warning("%s cannot be raised: %s; one sandbox can take all the machine may open", FILE_MAX, cause)
+    else:
+        logger.info("%s is raised from %d: what limits open files is the memory of each sandbox", FILE_MAX, most)
