@@ -23,7 +23,7 @@ from atoll.supervisor.records import take_custody
 from tests.conftest import Box
 from tests.leaks import Surroundings
 
-OF_THE_HOST = (Defence.DISK_QUOTA, Defence.FILE_MAX)  # the nursery has no part in them
+OF_THE_HOST = (Defence.DISK_QUOTA, Defence.FILE_MAX, Defence.HOARD_WATCH)  # the nursery has no part in them
 FILE_MAX = Path("/proc/sys/fs/file-max")
 WEAKENED_NURSERY = Path(__file__).parent / "weakened_nursery.py"
 _numbers = itertools.count()
@@ -84,6 +84,8 @@ class WeakenedMachines:
 
     def _make(self, defences: tuple[Defence, ...]) -> Machine:
         engine = NativeEngine(self._shipped_state, self._state / "run", embryos=0, nursery=nursery_without(defences))
+        if Defence.HOARD_WATCH in defences:
+            engine._hoards.close()
         # The quota is the host's to keep: plain directories have none.
         has_quota = Defence.DISK_QUOTA not in defences
         storage = self._shipped.storage if has_quota else DirectoryStorage(self._shipped_state / "without-quota")

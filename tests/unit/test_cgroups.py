@@ -185,19 +185,21 @@ def test_what_waits_in_sockets_has_a_limit_of_its_own_on_version_1(
 
 
 def test_the_host_keeps_a_part_of_the_machine() -> None:
-    assert share_of(2**30, 32_768) == (2**30 - 2**26, 28_672)
-    assert share_of(2**38, 4_194_304) == (2**38 - 2**30, 3_670_016)
+    assert share_of(2**30, 32_768, 5) == (2**30 - 2**26, 28_672, 5)
+    assert share_of(2**38, 4_194_304, 5) == (2**38 - 2**30, 3_670_016, 5)
 
 
 def test_all_sandboxes_together_have_a_limit(tmp_path: Path) -> None:
     (tmp_path / "atoll").mkdir()
-    for name in ("pids.max", "memory.max", "memory.limit_in_bytes"):
+    for name in ("pids.max", "memory.max", "memory.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"):
         (tmp_path / "atoll" / name).touch()
     for groups in (CgroupsV1(dict.fromkeys(V1_CONTROLLERS, str(tmp_path))), CgroupsV2(str(tmp_path), controllers=())):
         limit_all(groups)
         groups.close()
     written = {path.name: int(path.read_text()) for path in (tmp_path / "atoll").glob("[mp]*")}
     assert 0 < written["memory.max"] == written["memory.limit_in_bytes"] < os.sysconf("SC_PHYS_PAGES") * 4096
+    pressure = Path("/proc/sys/net/ipv4/tcp_mem").read_text().split()[0]
+    assert written["memory.kmem.tcp.limit_in_bytes"] == int(pressure) * 4096
     assert 0 < written["pids.max"] < int(Path("/proc/sys/kernel/pid_max").read_text())
 
 

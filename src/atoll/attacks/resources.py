@@ -104,6 +104,64 @@ print("BREACH" if total >= {MEMORY} else "HELD", total, "bytes in UDP", flush=Tr
 time.sleep(60)
 """
 
+# What each of many sockets holds is counted for nobody, or goes beyond any limit. Each process has few descriptors.
+HOLDING_SECONDS = 5  # many times what passes between two looks of the host
+MANY_SOCKETS = """
+import os, socket, struct, time
+print("READY to hoard", flush=True)
+reader, writer = os.pipe()
+for _ in range({processes}):
+    if os.fork() == 0:
+        kept = [hoard() for _ in range({each})]
+        os.write(writer, b".")
+        time.sleep(60)
+for _ in range({processes}):
+    os.read(reader, 1)
+time.sleep({seconds})
+print("BREACH", {processes} * {each}, "sockets and what they hold", flush=True)
+time.sleep(60)
+"""
+
+TCP_CROWD = """
+def hoard():
+    listener = socket.create_server(("127.0.0.1", 0))
+    pair = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    for end in pair:
+        end.setblocking(False)
+        try:
+            while True:
+                end.send(b"x" * 65536)
+        except BlockingIOError:
+            pass
+    return pair
+"""
+
+PING_CROWD = """
+def hoard():
+    pinger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
+    for _ in range(4):
+        pinger.sendto(struct.pack("BBHHH", 8, 0, 0, 0, 1) + b"x" * 60000, ("127.0.0.1", 0))
+    return pinger
+"""
+
+# The kernel answers what interface 1 is, and nobody reads it.
+NETLINK_CROWD = """
+def hoard():
+    asker = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+    for _ in range(120):
+        asker.send(struct.pack("IHHIIBBHiII", 32, 18, 1, 1, 0, 0, 0, 0, 1, 0, 0))
+    return asker
+"""
+
+# MSG_MORE: the datagram goes on, so it waits.
+UNSENT_CROWD = """
+def hoard():
+    sender = socket.socket(type=socket.SOCK_DGRAM)
+    sender.connect(("127.0.0.1", 9))
+    sender.send(b"x" * 65000, 0x8000)
+    return sender
+"""
+
 # Each is smaller than the agent, which the kernel would therefore kill first.
 SMALL_HOGS = """
 import os, time
@@ -333,11 +391,27 @@ def _attack(name: str, payload: str, defence: Defence, limits: Limits = SMALL) -
     return Attack(name=name, family=Family.RESOURCES, defences=(defence,), payload=payload, limits=limits)
 
 
+def _crowd(name: str, hoard: str, processes: int, each: int) -> Attack:
+    """Of sockets, which hold 200 MB."""
+    return Attack(
+        name=name,
+        family=Family.RESOURCES,
+        defences=(Defence.HOARD_WATCH,),
+        payload=hoard + MANY_SOCKETS.format(processes=processes, each=each, seconds=HOLDING_SECONDS),
+        evidence=Evidence.LIVES_ON,
+        limits=SMALL,
+    )
+
+
 ATTACKS = (
     _attack("fork-bomb", FORK_BOMB, Defence.PIDS_LIMIT, ROOMY),
     _attack("memory-hog", MEMORY_HOG, Defence.MEMORY_LIMIT),
     _attack("memory-held-in-tcp", TCP_HOARD, Defence.SOCKET_LIMIT),
     _attack("memory-held-in-udp", UDP_HOARD, Defence.SOCKET_LIMIT),
+    _crowd("memory-held-by-many-tcp-connections", TCP_CROWD, 4, 350),
+    _crowd("memory-held-for-ping", PING_CROWD, 4, 250),
+    _crowd("memory-held-in-netlink", NETLINK_CROWD, 4, 250),
+    _crowd("memory-held-in-unsent-datagrams", UNSENT_CROWD, 8, 600),
     Attack(
         name="a-hundred-small-memory-hogs",
         family=Family.RESOURCES,

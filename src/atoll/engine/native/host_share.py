@@ -8,6 +8,7 @@ more, so memory is what limits them, once their own number does not.
 from __future__ import annotations
 
 import logging
+import resource
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MIB = 2**20
 PART_OF_MEMORY, MOST_MEMORY = 16, 1024 * MIB  # a sixteenth for the host, where that is not more than it needs
 PART_OF_PROCESSES = 8
+PAGE_SIZE = resource.getpagesize()
 
 logger = logging.getLogger("atoll.engine")
 
@@ -26,20 +28,27 @@ logger = logging.getLogger("atoll.engine")
 class Share(NamedTuple):
     memory: int
     pids: int
+    sockets: int
 
 
-def share_of(memory: int, pids: int) -> Share:
-    return Share(memory - min(memory // PART_OF_MEMORY, MOST_MEMORY), pids - pids // PART_OF_PROCESSES)
+def share_of(memory: int, pids: int, sockets: int) -> Share:
+    return Share(memory - min(memory // PART_OF_MEMORY, MOST_MEMORY), pids - pids // PART_OF_PROCESSES, sockets)
+
+
+def most_in_sockets() -> int:
+    """Bytes. From here on the kernel holds back TCP, and at twice as much nobody's socket gets more than it must."""
+    with open("/proc/sys/net/ipv4/tcp_mem") as file:
+        return int(file.read().split()[0]) * PAGE_SIZE
 
 
 def limit_all(cgroups: Cgroups) -> None:
     with open("/proc/meminfo") as file:
         memory = int(file.readline().split()[1]) * 1024
     settings = (read_setting(f"kernel.{name}") for name in ("pid_max", "threads-max"))
-    share = share_of(memory, min(setting for setting in settings if setting))
+    share = share_of(memory, min(setting for setting in settings if setting), most_in_sockets())
     # Sandboxes of before may use more, or another machine be in the same group: then it stays as it was.
     with suppress(OSError):
-        cgroups.limit_all(share.memory, share.pids)
+        cgroups.limit_all(*share)
 
 
 def raise_file_max(setting: str = f"/proc/sys/{FILE_MAX.replace('.', '/')}") -> None:
