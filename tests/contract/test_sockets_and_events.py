@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from atoll.attacks.resources import UNSENT_CROWD
 from atoll.engine.base import Event, EventKind
 from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.errors import AtollError, ErrorCode
@@ -126,6 +127,24 @@ async def test_running_out_of_memory_and_the_end_are_events(small: Box, machine:
     os.kill(small.live.process.pid, signal.SIGKILL)
     assert await seen.get() == Event(kind=EventKind.ENDED, oom_kills=2)
     await listener
+
+
+async def test_what_holds_too_much_in_sockets_is_killed_which_is_an_event(small: Box, machine: Machine) -> None:
+    seen: asyncio.Queue[Event] = asyncio.Queue()
+
+    async def listen() -> None:
+        async for event in machine.engine.events(small.live):
+            seen.put_nowait(event)
+
+    listener = asyncio.create_task(listen())
+    await asyncio.sleep(0)
+    holding = f"{UNSENT_CROWD}\nkept = [hoard() for _ in range(900)]\ntime.sleep(3600)"
+    hoard = await small.run("python3", "-c", f"import socket, time\n{holding}")
+    assert hoard.done.exit_code == 128 + signal.SIGKILL
+    assert await seen.get() == Event(kind=EventKind.HOARD_KILLED, oom_kills=0)
+    assert (await small.run("echo", "alive")).stdout == b"alive\n"
+    listener.cancel()
+    await asyncio.gather(listener, return_exceptions=True)
 
 
 async def test_several_may_listen_and_one_may_stop(box: Box, machine: Machine) -> None:

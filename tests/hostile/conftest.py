@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from atoll.attacks.record import Defence
+from atoll.attacks.resources import FILES
 from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.limits import Limits
@@ -22,6 +23,8 @@ from atoll.supervisor.records import take_custody
 from tests.conftest import Box
 from tests.leaks import Surroundings
 
+OF_THE_HOST = (Defence.DISK_QUOTA, Defence.FILE_MAX, Defence.HOARD_WATCH)  # the nursery has no part in them
+FILE_MAX = Path("/proc/sys/fs/file-max")
 WEAKENED_NURSERY = Path(__file__).parent / "weakened_nursery.py"
 _numbers = itertools.count()
 
@@ -81,12 +84,16 @@ class WeakenedMachines:
 
     def _make(self, defences: tuple[Defence, ...]) -> Machine:
         engine = NativeEngine(self._shipped_state, self._state / "run", embryos=0, nursery=nursery_without(defences))
+        if Defence.HOARD_WATCH in defences:
+            engine._hoards.close()
         # The quota is the host's to keep: plain directories have none.
         has_quota = Defence.DISK_QUOTA not in defences
         storage = self._shipped.storage if has_quota else DirectoryStorage(self._shipped_state / "without-quota")
         machine = Machine(self._state, self._state / "run", images=self._shipped.images, engine=engine, storage=storage)
         self._closing.callback(machine.database.close)
         self._closing.callback(machine._lock.release)  # its storage is the shipped machine's, and stays open
+        if Defence.FILE_MAX in defences:
+            self._closing.enter_context(few_more_files())
         return machine
 
     async def _settle(self, machine: Machine, before: set[int]) -> None:
@@ -108,11 +115,23 @@ async def weakened(machine: Machine, state: Path, surroundings: Surroundings) ->
     await machines.close()
 
 
+@contextmanager
+def few_more_files() -> Iterator[None]:
+    """A machine whose limit of open files is within reach of one sandbox, as it is of a large one by default."""
+    before = FILE_MAX.read_text()
+    in_use = int(Path("/proc/sys/fs/file-nr").read_text().split()[0])
+    FILE_MAX.write_text(str(in_use + FILES // 2))
+    try:
+        yield
+    finally:
+        FILE_MAX.write_text(before)
+
+
 def open_descriptors() -> set[int]:
     """Without the one that lists them, which is closed when it is looked for."""
     return {int(fd) for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")}
 
 
 def nursery_without(defences: tuple[Defence, ...]) -> tuple[str, ...]:
-    inside = [defence for defence in defences if defence is not Defence.DISK_QUOTA]
+    inside = [defence for defence in defences if defence not in OF_THE_HOST]
     return (str(WEAKENED_NURSERY), "--without", ",".join(inside))

@@ -23,6 +23,7 @@ from tests.conftest import Box
 from tests.hostile.conftest import WeakenedMachines, sandbox
 
 SERIES, SAMPLES = 3, 21
+PREPARED = f"{READY} to hoard\n"
 SLOWER = 3.0  # than when all is quiet: what a neighbour has to put up with
 
 HEAVY = [attack for attack in ATTACKS if attack.family is Family.RESOURCES]
@@ -48,7 +49,7 @@ async def test_an_attack_on_resources_is_contained(attack: Attack, machine: Mach
     async with sandbox(machine, attack.limits) as box:
         before = await pace(neighbour)
         async with launched(attack, box) as verdict:
-            assert verdict.startswith(HELD) or attack.evidence is Evidence.AGENT_LOST, verdict
+            assert is_held(attack, verdict), verdict
             during = await pace(neighbour)
             for _ in range(3):  # others come and go on this machine; an attack stays
                 if during >= SLOWER * before:
@@ -70,7 +71,7 @@ async def test_without_its_defences_the_attack_succeeds(attack: Attack, weakened
                 await box.run(*python(attack.payload).argv)
         else:
             async with victim(other, attack.victim), launched(attack, box) as verdict:
-                assert verdict.startswith(BREACH), verdict
+                assert verdict.removeprefix(PREPARED).startswith(BREACH), verdict
 
 
 @pytest.mark.parametrize(("attack", "last"), LAST_LINES, ids=lambda value: getattr(value, "name", value))
@@ -82,13 +83,23 @@ async def test_each_of_its_defences_is_enough(attack: Attack, last: Defence, wea
         victim(other, attack.victim),
         launched(attack, box) as verdict,
     ):
-        assert verdict.startswith(HELD) or attack.evidence is Evidence.AGENT_LOST, verdict
+        assert is_held(attack, verdict), verdict
         await answers(box)
 
 
 def test_every_defence_is_attacked_and_every_name_is_unique() -> None:
     assert {defence for attack in ATTACKS for defence in attack.defences} == set(Defence)
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
+
+
+def is_held(attack: Attack, verdict: str) -> bool:
+    match attack.evidence:
+        case Evidence.AGENT_LOST:
+            return True
+        case Evidence.LIVES_ON:
+            return verdict == PREPARED
+        case Evidence.VERDICT:
+            return verdict.startswith(HELD)
 
 
 def python(script: str, *, stdin: bool = False) -> Exec:

@@ -236,6 +236,37 @@ async def test_inotify_instances_that_one_sandbox_takes_are_not_missing_in_the_n
         assert int((await other.run("python3", "-c", HOARD_INOTIFY)).stdout) > 0
 
 
+HOARD_PIPES = """
+import fcntl, os, resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+def size_of_another():
+    kept.extend(os.pipe())
+    return fcntl.fcntl(kept[-1], fcntl.F_GETPIPE_SZ)
+
+kept = []
+size = size_of_another()
+while len(kept) < 5000 and size_of_another() == size:
+    pass
+print(size, len(kept), flush=True)
+os.read(0, 1)
+"""
+
+
+async def test_buffers_of_pipes_that_one_sandbox_takes_are_not_missing_in_the_next(neighbours: tuple[Box, Box]) -> None:
+    """They are counted by user id; whoever has taken all gets small ones."""
+    one, other = neighbours
+    hoard = Exec(argv=["python3", "-c", HOARD_PIPES], stdin=True)
+    async with one.link.operation(hoard) as hoarder:
+        size, made = map(int, (await hoarder.next_frame()).payload.split())
+        assert made < 5000
+        left, _ = map(int, (await one.run("python3", "-c", HOARD_PIPES)).stdout.split())
+        elsewhere, as_many = map(int, (await other.run("python3", "-c", HOARD_PIPES)).stdout.split())
+        assert left < size == elsewhere
+        assert as_many > made / 2  # its agent has some itself
+
+
 def links_of(pid: int) -> Iterator[str]:
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # its channel to the engine, which it closes once it is told to live on

@@ -23,7 +23,7 @@ from atoll.engine.native.cgroups import (
     parse_mounts,
     quota,
 )
-from atoll.engine.native.host_share import limit_all, share_of
+from atoll.engine.native.host_share import limit_all, raise_file_max, share_of
 from atoll.engine.native.syscalls import Namespace
 from atoll.engine.native.watch import MemoryNews
 from atoll.engine.native.zygote import Zygote
@@ -185,20 +185,39 @@ def test_what_waits_in_sockets_has_a_limit_of_its_own_on_version_1(
 
 
 def test_the_host_keeps_a_part_of_the_machine() -> None:
-    assert share_of(2**30, 32_768) == (2**30 - 2**26, 28_672)
-    assert share_of(2**38, 4_194_304) == (2**38 - 2**30, 3_670_016)
+    assert share_of(2**30, 32_768, 5) == (2**30 - 2**26, 28_672, 5)
+    assert share_of(2**38, 4_194_304, 5) == (2**38 - 2**30, 3_670_016, 5)
 
 
 def test_all_sandboxes_together_have_a_limit(tmp_path: Path) -> None:
     (tmp_path / "atoll").mkdir()
-    for name in ("pids.max", "memory.max", "memory.limit_in_bytes"):
+    for name in ("pids.max", "memory.max", "memory.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"):
         (tmp_path / "atoll" / name).touch()
     for groups in (CgroupsV1(dict.fromkeys(V1_CONTROLLERS, str(tmp_path))), CgroupsV2(str(tmp_path), controllers=())):
         limit_all(groups)
         groups.close()
     written = {path.name: int(path.read_text()) for path in (tmp_path / "atoll").glob("[mp]*")}
     assert 0 < written["memory.max"] == written["memory.limit_in_bytes"] < os.sysconf("SC_PHYS_PAGES") * 4096
+    pressure = Path("/proc/sys/net/ipv4/tcp_mem").read_text().split()[0]
+    assert written["memory.kmem.tcp.limit_in_bytes"] == int(pressure) * 4096
     assert 0 < written["pids.max"] < int(Path("/proc/sys/kernel/pid_max").read_text())
+
+
+@pytest.mark.parametrize(("before", "after"), [("2466177\n", str(2**63 - 1)), (f"{2**40}\n", f"{2**40}\n")])
+def test_the_number_of_open_files_is_raised_where_one_sandbox_could_have_as_many(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    setting = tmp_path / "file-max"
+    setting.write_text(before)
+    raise_file_max(str(setting))
+    assert setting.read_text() == after
+
+
+def test_where_the_number_of_open_files_cannot_be_raised_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    raise_file_max(str(tmp_path / "nothing"))
+    assert "fs.file-max cannot be raised" in caplog.text
 
 
 def test_limit_files_of_version_2(tmp_path: Path) -> None:

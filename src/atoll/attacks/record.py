@@ -58,8 +58,10 @@ class Defence(StrEnum):
     PIDS_LIMIT = "pids-limit"
     MEMORY_LIMIT = "memory-limit"
     SOCKET_LIMIT = "socket-limit"  # what waits in sockets is memory too
+    HOARD_WATCH = "hoard-watch"  # and also where the kernel counts it for nobody
     CPU_LIMIT = "cpu-limit"
     PTY_LIMIT = "pty-limit"
+    FILE_MAX = "file-max"  # of open files the machine allows more than fit into any sandbox's memory
     DISK_QUOTA = "disk-quota"
 
 
@@ -68,6 +70,7 @@ class Evidence(StrEnum):
 
     VERDICT = "the payload, or its witness, says BREACH"
     AGENT_LOST = "the sandbox's agent hangs up"
+    LIVES_ON = "the payload, which has said READY, lives to say BREACH"
 
 
 class Attack(msgspec.Struct, frozen=True, kw_only=True):

@@ -104,6 +104,64 @@ print("BREACH" if total >= {MEMORY} else "HELD", total, "bytes in UDP", flush=Tr
 time.sleep(60)
 """
 
+# What each of many sockets holds is counted for nobody, or goes beyond any limit. Each process has few descriptors.
+HOLDING_SECONDS = 5  # many times what passes between two looks of the host
+MANY_SOCKETS = """
+import os, socket, struct, time
+print("READY to hoard", flush=True)
+reader, writer = os.pipe()
+for _ in range({processes}):
+    if os.fork() == 0:
+        kept = [hoard() for _ in range({each})]
+        os.write(writer, b".")
+        time.sleep(60)
+for _ in range({processes}):
+    os.read(reader, 1)
+time.sleep({seconds})
+print("BREACH", {processes} * {each}, "sockets and what they hold", flush=True)
+time.sleep(60)
+"""
+
+TCP_CROWD = """
+def hoard():
+    listener = socket.create_server(("127.0.0.1", 0))
+    pair = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    for end in pair:
+        end.setblocking(False)
+        try:
+            while True:
+                end.send(b"x" * 65536)
+        except BlockingIOError:
+            pass
+    return pair
+"""
+
+PING_CROWD = """
+def hoard():
+    pinger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
+    for _ in range(4):
+        pinger.sendto(struct.pack("BBHHH", 8, 0, 0, 0, 1) + b"x" * 60000, ("127.0.0.1", 0))
+    return pinger
+"""
+
+# The kernel answers what interface 1 is, and nobody reads it.
+NETLINK_CROWD = """
+def hoard():
+    asker = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+    for _ in range(120):
+        asker.send(struct.pack("IHHIIBBHiII", 32, 18, 1, 1, 0, 0, 0, 0, 1, 0, 0))
+    return asker
+"""
+
+# MSG_MORE: the datagram goes on, so it waits.
+UNSENT_CROWD = """
+def hoard():
+    sender = socket.socket(type=socket.SOCK_DGRAM)
+    sender.connect(("127.0.0.1", 9))
+    sender.send(b"x" * 65000, 0x8000)
+    return sender
+"""
+
 # Each is smaller than the agent, which the kernel would therefore kill first.
 SMALL_HOGS = """
 import os, time
@@ -229,6 +287,42 @@ except OSError as cause:
 time.sleep(60)
 """
 
+# Open files are counted for the machine, and its root alone is never refused one. Each process opens few, as
+# it has a limit too. Whoever found none left closes all at once.
+FILES, FILES_OF_EACH, FILE_HOLDERS = 48_000, 800, 60
+FILE_HOARD = f"""
+import errno, os, time
+
+def hold(report):
+    try:
+        for _ in range({FILES_OF_EACH}):
+            os.open("/dev/null", os.O_RDONLY)
+    except OSError as cause:
+        os.write(report, b"!" if cause.errno == errno.ENFILE else b"?")
+        os._exit(0)
+    os.write(report, b".")
+    time.sleep(60)
+
+reader, writer = os.pipe()
+holders = []
+for _ in range({FILE_HOLDERS}):
+    holders.append(os.fork())
+    if holders[-1] == 0:
+        hold(writer)
+heard = b""
+while len(heard) < {FILE_HOLDERS} and b"!" not in heard:
+    heard += os.read(reader, 4096)
+if b"!" in heard:
+    for holder in holders:
+        os.kill(holder, 9)
+    print("BREACH the machine opens no file any more", flush=True)
+elif heard.strip(b"."):
+    print("it could not open", {FILES_OF_EACH}, flush=True)
+else:
+    print("HELD", {FILES}, "files, and room for more", flush=True)
+time.sleep(60)
+"""
+
 FLOODED = 16 * MIB  # many times what waits in pipes and sockets while nobody reads
 FLOOD = f"""
 import os, time
@@ -297,11 +391,27 @@ def _attack(name: str, payload: str, defence: Defence, limits: Limits = SMALL) -
     return Attack(name=name, family=Family.RESOURCES, defences=(defence,), payload=payload, limits=limits)
 
 
+def _crowd(name: str, hoard: str, processes: int, each: int) -> Attack:
+    """Of sockets, which hold 200 MB."""
+    return Attack(
+        name=name,
+        family=Family.RESOURCES,
+        defences=(Defence.HOARD_WATCH,),
+        payload=hoard + MANY_SOCKETS.format(processes=processes, each=each, seconds=HOLDING_SECONDS),
+        evidence=Evidence.LIVES_ON,
+        limits=SMALL,
+    )
+
+
 ATTACKS = (
     _attack("fork-bomb", FORK_BOMB, Defence.PIDS_LIMIT, ROOMY),
     _attack("memory-hog", MEMORY_HOG, Defence.MEMORY_LIMIT),
     _attack("memory-held-in-tcp", TCP_HOARD, Defence.SOCKET_LIMIT),
     _attack("memory-held-in-udp", UDP_HOARD, Defence.SOCKET_LIMIT),
+    _crowd("memory-held-by-many-tcp-connections", TCP_CROWD, 4, 350),
+    _crowd("memory-held-for-ping", PING_CROWD, 4, 250),
+    _crowd("memory-held-in-netlink", NETLINK_CROWD, 4, 250),
+    _crowd("memory-held-in-unsent-datagrams", UNSENT_CROWD, 8, 600),
     Attack(
         name="a-hundred-small-memory-hogs",
         family=Family.RESOURCES,
@@ -322,6 +432,7 @@ ATTACKS = (
     _attack("memory-of-compiled-filters", FILTERS, Defence.FILTER),
     _attack("disk-filler", DISK_FILLER, Defence.DISK_QUOTA),
     _attack("pty-hoard", PTY_HOARD, Defence.PTY_LIMIT),
+    _attack("open-file-hoard", FILE_HOARD, Defence.FILE_MAX),
     _attack("inode-filler", INODE_FILLER, Defence.DISK_QUOTA),
     Attack(
         name="output-flood-nobody-reads",

@@ -68,6 +68,13 @@ logger = logging.getLogger("atoll.server")
     help="How often the machine's memory may be promised to sandboxes that run.",
 )
 @click.option(
+    "--keep-file-max",
+    is_flag=True,
+    envvar="ATOLL_KEEP_FILE_MAX",
+    show_envvar=True,
+    help="Leave fs.file-max as it is. Where it is low, one sandbox can open all the files that the machine may.",
+)
+@click.option(
     "--keep-lost",
     default="30d",
     show_default=True,
@@ -103,6 +110,7 @@ def serve(
     runtime_dir: Path | None,
     disk_overcommit: float | None,
     memory_overcommit: float,
+    keep_file_max: bool,
     keep_lost: str,
     embedded: bool,
     idle_exit: float,
@@ -132,6 +140,7 @@ def serve(
         allowed_hosts=allow_host,
         disk_overcommit=disk_overcommit,
         memory_overcommit=memory_overcommit,
+        keep_file_max=keep_file_max,
         keep_lost=parse_duration(keep_lost, "--keep-lost"),
     )
     sink: Sink = StandardError()

@@ -68,6 +68,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 class EventKind(Enum):
     OOM_KILLED = "oom_killed"  # it ran out of memory, and a process of it was killed
+    HOARD_KILLED = "hoard_killed"  # more waited in its sockets than it may, and its commands were killed
     ENDED = "ended"
 
 

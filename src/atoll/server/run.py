@@ -96,6 +96,7 @@ async def open_machine(settings: Settings) -> Machine | None:
                 keep_lost=settings.keep_lost,
                 disk_overcommit=settings.disk_overcommit,
                 memory_overcommit=settings.memory_overcommit,
+                keep_file_max=settings.keep_file_max,
             )
         except AtollError as problem:
             if problem.code != ErrorCode.STATE_DIRECTORY_IN_USE:

@@ -25,6 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
     disk_overcommit: float | None = None  # how often the pool may be promised; None: as often as what is in use allows
     memory_overcommit: float = OVERCOMMIT
+    keep_file_max: bool = False  # fs.file-max as it is, although one sandbox can then open all that the machine may
     keep_lost: float = KEEP_LOST_SECONDS
 
     @property

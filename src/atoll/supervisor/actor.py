@@ -70,6 +70,10 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 ATOLL, KERNEL = Caller("atoll"), Caller("kernel")
+KILLS = {
+    EventKind.OOM_KILLED: ("it used all the memory it may", KERNEL),
+    EventKind.HOARD_KILLED: ("more waited in its sockets than twice what may", ATOLL),
+}
 
 
 class SandboxActor:
@@ -267,8 +271,9 @@ class SandboxActor:
         """True when it has ended; False if it must be looked at again: there may be no descriptor for it just now."""
         try:
             async for event in self._machine.engine.events(live):
-                if event.kind is EventKind.OOM_KILLED:
-                    self._history.note_if_possible("oom_killed", cause="it used all the memory it may", by=KERNEL.name)
+                if event.kind in KILLS:
+                    cause, by = KILLS[event.kind]
+                    self._history.note_if_possible("oom_killed", cause=cause, by=by.name)
         except OSError as cause:
             logger.warning("sandbox %s cannot be watched, so this is tried again: %s", self.name, cause)
             await asyncio.sleep(WATCH_PAUSE_SECONDS)

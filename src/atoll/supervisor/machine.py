@@ -22,6 +22,7 @@ import msgspec
 
 from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec
 from atoll.engine.native.engine import NativeEngine
+from atoll.engine.native.host_share import raise_file_max
 from atoll.engine.native.preflight import check_machine
 from atoll.images.catalog import ImageCatalog
 from atoll.protocol.environment import check_environment
@@ -88,6 +89,7 @@ class Machine:
         storage: Storage | None = None,
         disk_overcommit: float | None = None,
         memory_overcommit: float = OVERCOMMIT,
+        keep_file_max: bool = False,
         keep_lost: float = lost.KEEP_SECONDS,
     ) -> None:
         state, runtime = state.absolute(), runtime.absolute()
@@ -105,6 +107,8 @@ class Machine:
             unrecorded = [disk for disk in look_at_disks(self.storage) if not disk.kept and not disk.is_empty]
             self._records = Records(self.database, has_unrecorded=bool(unrecorded))
             self.engine: Engine = engine or NativeEngine(state, runtime)
+            if engine is None and not keep_file_max:
+                raise_file_max()
             undo.pop_all()
         self.findings = Findings()
         self._memory = PromisedMemory(memory_overcommit)

@@ -19,7 +19,8 @@ FEW_FILES = 4_096
 FEW_WATCHERS = 64
 FEW_WATCHES = 8_192
 FEW_PTYS = 16_384
-MANY_FILES = 2**31
+FILE_MAX = "fs.file-max"
+MANY_FILES, MOST_FILES = 2**31, 2**63 - 1
 LITTLE_FOR_FILTERS = 64 * 2**20
 LITTLE_MEMORY = 512 * 2**20
 KINDS = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
@@ -32,7 +33,7 @@ def checks() -> list[Check]:
         Check(Area.CAPACITY, "open files", partial(judge_files, resource.getrlimit(resource.RLIMIT_NOFILE))),
         Check(Area.CAPACITY, "inotify", check_inotify),
         Check(Area.CAPACITY, "terminals", lambda: judge_ptys(read_setting("kernel.pty.max") or 0)),
-        Check(Area.CAPACITY, "all open files", lambda: judge_all_files(read_setting("fs.file-max") or 0)),
+        Check(Area.CAPACITY, "all open files", lambda: judge_all_files(read_setting(FILE_MAX) or 0)),
         Check(Area.CAPACITY, "filter memory", lambda: judge_filters(read_setting("net.core.bpf_jit_limit"))),
     ]
 
@@ -112,8 +113,9 @@ def judge_ptys(most: int) -> Answer:
 def judge_all_files(most: int) -> Answer:
     if most < MANY_FILES:
         return warning(
-            f"fs.file-max is {most:,} on the whole machine; one sandbox with many processes can open as many",
-            f"Raise it, for it costs nothing: `sysctl -w fs.file-max={2**63 - 1}`; a file in /etc/sysctl.d keeps it.",
+            f"{FILE_MAX} is {most:,} on the whole machine; one sandbox with many processes can open as many",
+            "A server raises it when it starts, unless it has --keep-file-max. By hand: "
+            f"`sysctl -w {FILE_MAX}={MOST_FILES}`; a file in /etc/sysctl.d keeps it.",
         )
     return ok("no limit that could be reached")
 

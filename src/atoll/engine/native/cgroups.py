@@ -13,7 +13,8 @@ Rules:
 4. Commands have a group below, and the limit of memory is that group's. The agent is beside it and has a share of its
    own: the kernel, which kills to make room in the group that is full, never finds PID 1 there.
 5. Version 2 counts what waits in sockets as memory. Version 1 counts it apart, and only in groups that have a limit for
-   it; TCP and UDP both come under that one. Beyond it a connection still gets what it needs to go on: up to 70 KB.
+   it; TCP and UDP both come under that one. Beyond it a connection still gets what it needs to go on: up to 70 KB in
+   each direction. What is beyond that, and what is not counted in either version, hoards.py looks after.
 """
 
 from __future__ import annotations
@@ -75,8 +76,20 @@ class Cgroups(Protocol):
         ...
 
     def set_limits(self, name: str, resources: Resources) -> None: ...
-    def limit_all(self, memory: int, pids: int) -> None:
+    def limit_all(self, memory: int, pids: int, sockets: int) -> None:
         """All sandboxes together."""
+        ...
+
+    def memory_limit(self, name: str) -> int:
+        """Of its commands."""
+        ...
+
+    def held_by_sockets(self, name: str) -> int:
+        """Bytes that wait in sockets and are counted, but not as memory."""
+        ...
+
+    def kill_commands(self, name: str) -> None:
+        """Every process of the group but its agent and the agent's forks."""
         ...
 
     def set_cpus(self, name: str, cpus: float) -> None: ...
@@ -196,9 +209,23 @@ class CgroupsV1:
         self._limit_sockets(f"{name}/{COMMANDS}", resources.memory)
         _write(self._roots["pids"], f"{name}/pids.max", resources.pids)
 
-    def limit_all(self, memory: int, pids: int) -> None:
+    def limit_all(self, memory: int, pids: int, sockets: int) -> None:
         _write(self._roots["pids"], "pids.max", pids)
+        with suppress(FileNotFoundError):
+            _write(self._roots["memory"], "memory.kmem.tcp.limit_in_bytes", sockets)
         _write(self._roots["memory"], "memory.limit_in_bytes", memory)
+
+    def memory_limit(self, name: str) -> int:
+        return int(_read(self._roots["memory"], f"{name}/{COMMANDS}/memory.limit_in_bytes"))
+
+    def held_by_sockets(self, name: str) -> int:
+        try:
+            return int(_read(self._roots["memory"], f"{name}/{COMMANDS}/memory.kmem.tcp.usage_in_bytes"))
+        except FileNotFoundError:
+            return 0
+
+    def kill_commands(self, name: str) -> None:
+        self.kill(f"{name}/{COMMANDS}")
 
     def _limit_memory(self, name: str, memory: int) -> None:
         _write(self._roots["memory"], f"{name}/memory.limit_in_bytes", memory)
@@ -207,8 +234,7 @@ class CgroupsV1:
 
     def _limit_sockets(self, name: str, memory: int) -> None:
         with suppress(FileNotFoundError):  # a kernel that does not count them, of which the doctor tells
-            limit = max(LEAST_FOR_SOCKETS, memory // SHARE_OF_SOCKETS)
-            _write(self._roots["memory"], f"{name}/memory.kmem.tcp.limit_in_bytes", limit)
+            _write(self._roots["memory"], f"{name}/memory.kmem.tcp.limit_in_bytes", for_sockets(memory))
 
     def set_cpus(self, name: str, cpus: float) -> None:
         _write(self._roots["cpu"], f"{name}/cpu.cfs_period_us", CPU_PERIOD_US)
@@ -331,9 +357,18 @@ class CgroupsV2:
             _write(self._root, f"{name}/memory.swap.max", 0)
         _write(self._root, f"{name}/pids.max", resources.pids)
 
-    def limit_all(self, memory: int, pids: int) -> None:
+    def limit_all(self, memory: int, pids: int, sockets: int) -> None:
         _write(self._root, "pids.max", pids)
         _write(self._root, "memory.max", memory)
+
+    def memory_limit(self, name: str) -> int:
+        return int(_read(self._root, f"{name}/{COMMANDS}/memory.max"))
+
+    def held_by_sockets(self, name: str) -> int:
+        return 0  # what is counted is memory here
+
+    def kill_commands(self, name: str) -> None:
+        self.kill(f"{name}/{COMMANDS}")
 
     def set_cpus(self, name: str, cpus: float) -> None:
         _write(self._root, f"{name}/cpu.max", f"{quota(cpus)} {CPU_PERIOD_US}")
@@ -396,6 +431,11 @@ class CgroupsV2:
 def _enable(controller: str, level: str) -> None:
     with open(f"{level}/cgroup.subtree_control", "w") as file:
         file.write(f"+{controller}")
+
+
+def for_sockets(memory: int) -> int:
+    """What may wait in the sockets of a sandbox with so much memory."""
+    return max(LEAST_FOR_SOCKETS, memory // SHARE_OF_SOCKETS)
 
 
 def quota(cpus: float) -> int:

@@ -17,7 +17,8 @@ from atoll.agent.commands.process_tree import Identity, ProcessStat, parse_stat
 from atoll.engine.base import Event, EventKind, LiveSandbox, ProcessIdentity, SandboxSpec, Usage
 from atoll.engine.native import orders
 from atoll.engine.native.cgroups import Cgroups, Resources, group_name, open_cgroups
-from atoll.engine.native.host_share import limit_all
+from atoll.engine.native.hoards import HoardWatch
+from atoll.engine.native.host_share import limit_all, most_in_sockets
 from atoll.engine.native.leftovers import end_leftovers
 from atoll.engine.native.nursery_process import (
     ANSWER_SECONDS,
@@ -66,6 +67,7 @@ class NativeEngine:
         self._cgroups = required_cgroups()
         limit_all(self._cgroups)
         self._ends, self._memory = Ends(), MemoryNews(self._cgroups)
+        self._hoards = HoardWatch(self._cgroups, most_in_sockets(), self._memory.tell)
         self._embryos = embryos
         # As they are now: whoever uses this may raise its own, and sandboxes are not to inherit that.
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -88,6 +90,7 @@ class NativeEngine:
 
     async def start(self, spec: SandboxSpec) -> LiveSandbox:
         born, pidfd, keeper = await self._launch(spec)
+        self._hoards.add(group_name(born.uid_base), born.pid)
         return LiveSandbox(
             id=spec.id,
             process=ProcessIdentity(pid=born.pid, start_time=born.start_time, boot_id=self._boot_id),
@@ -122,6 +125,7 @@ class NativeEngine:
         if not is_running(left.process):
             os.close(pidfd)
             return None
+        self._hoards.add(group_name(left.uid_base), left.process.pid)
         return replace(left, pidfd=pidfd, keeper=None)
 
     async def settle(self, known: Iterable[LiveSandbox]) -> None:
@@ -173,6 +177,7 @@ class NativeEngine:
     async def stop(self, sandbox: LiveSandbox) -> None:
         if sandbox.pidfd is None:
             return
+        self._hoards.discard(group_name(sandbox.uid_base))
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
         await self.thaw(sandbox)  # on version 1 the frozen do not even die
@@ -245,7 +250,7 @@ class NativeEngine:
             return
         name, stack = group_name(sandbox.uid_base), ExitStack()
         try:
-            known = self._cgroups.oom_kills(name)
+            known, hoards_known = self._cgroups.oom_kills(name), self._hoards.kills(name)
             watch = stack.enter_context(Watch(self._ends, sandbox.pidfd, self._memory, name))
         except FileNotFoundError:  # the group is gone with the sandbox
             yield Event(kind=EventKind.ENDED, oom_kills=0)
@@ -253,6 +258,9 @@ class NativeEngine:
         with stack:
             while not watch.has_ended:
                 await watch.news()
+                if (hoards := self._hoards.kills(name)) > hoards_known:
+                    hoards_known = hoards
+                    yield Event(kind=EventKind.HOARD_KILLED, oom_kills=known)
                 pauses = OOM_PAUSES_AT_END if watch.has_ended else NO_PAUSE
                 if (kills := await self._oom_kills(name, known, pauses)) > known:
                     known = kills
@@ -272,6 +280,7 @@ class NativeEngine:
         if self._nursery:
             await self._nursery.close()
             self._nursery = None
+        await asyncio.to_thread(self._hoards.close)
         self._cgroups.close()
 
     async def _running_nursery(self) -> NurseryProcess:

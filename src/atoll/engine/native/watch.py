@@ -87,6 +87,11 @@ class MemoryNews:
             channel.discard(name, act)
         self._close_unused()
 
+    def tell(self, name: str) -> None:
+        """There is news of the group that the kernel does not know of."""
+        for channel in self._channels:
+            channel.tell(name)
+
     def _close_unused(self) -> None:
         for channel in [one for one in self._channels if one.is_unused]:
             channel.close()
@@ -128,6 +133,10 @@ class Channel:
             if not acts:
                 del self._acts[name], self._kills[name]
 
+    def tell(self, name: str) -> None:
+        for act in self._acts.get(name, []):
+            act()
+
     def close(self) -> None:
         if self._next_look:
             self._next_look.cancel()
@@ -160,8 +169,7 @@ class Channel:
         with suppress(OSError):  # the group is gone with the sandbox
             if (kills := self._groups.oom_kills(name)) > self._kills[name]:
                 self._kills[name] = kills
-                for act in self._acts[name]:
-                    act()
+                self.tell(name)
 
 
 class Watch:
