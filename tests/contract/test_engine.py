@@ -172,6 +172,20 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
+async def test_at_rest_nothing_of_the_engine_sees_the_disks_and_who_starts_waits(own: Machine, tmp_path: Path) -> None:
+    one = await own.create("one", image="busybox")
+    nursery = nursery_of(own)
+    async with own.engine.at_rest():
+        assert not Path(f"/proc/{nursery}").exists()
+        starting = asyncio.create_task(own.create("two", image="busybox"))
+        assert await run(one.agent_socket, "echo", "hello") == b"hello\n"
+        assert not starting.done() and list((tmp_path / "run/agents").iterdir()) == [one.agent_socket]
+    two = await starting
+    assert nursery_of(own) != nursery
+    for live in (one, two):
+        await own.destroy(live)
+
+
 async def test_an_embryo_that_was_killed_costs_nobody_a_sandbox(own: Machine) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
     nursery = nursery_of(own)

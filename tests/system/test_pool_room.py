@@ -28,6 +28,7 @@ from atoll.supervisor.actor import Caller
 from atoll.supervisor.agent_link import AgentLink, CommandOutput
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.roster import Roster
+from tests.system.failing_pool import fill, host_disk_of
 
 MIB = 2**20
 HANG_SECONDS = 120.0
@@ -38,16 +39,8 @@ WRITER = (
 
 @pytest.fixture
 def host_disk(tmp_path: Path) -> Iterator[Path]:
-    """The disk that holds the state directory: a file system of its own, of 640 MiB."""
-    image, disk = tmp_path / "disk.img", tmp_path / "disk"
-    disk.mkdir()
-    with image.open("wb") as file:
-        file.truncate(640 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-O", "^has_journal", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
-    yield disk
-    while subprocess.run(["umount", disk], capture_output=True).returncode:  # the kernel lets go of the pool's file
-        os.sched_yield()
+    with host_disk_of(640 * MIB, tmp_path) as disk:
+        yield disk
 
 
 @pytest.fixture
@@ -57,19 +50,6 @@ async def machine_on(host_disk: Path, busybox_root: Path) -> AsyncIterator[Machi
         yield machine
         for record in machine.records():  # of a test that failed
             await machine.remove(record.id)
-
-
-def fill(disk: Path) -> Path:
-    """By somebody else, root, to the last block."""
-    path = disk / "somebody-else"
-    with path.open("ab", buffering=0) as file:
-        for size in (16 * MIB, 4096):  # there are blocks that only a write finds
-            try:
-                while True:
-                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
-            except OSError:
-                continue
-    return path
 
 
 async def sh(live: object, script: str) -> CommandOutput:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -126,6 +127,12 @@ class Engine(Protocol):
 
     def events(self, sandbox: LiveSandbox) -> AsyncIterator[Event]:
         """From now on, as they happen. ENDED is the last."""
+        ...
+
+    def at_rest(self) -> AbstractAsyncContextManager[None]:
+        """Without processes of its own while this lasts, as they may see disks that are to be unmounted. Sandboxes run
+        on; none may be started.
+        """
         ...
 
     async def close(self) -> None:

@@ -17,8 +17,11 @@ class Storage(Protocol):
     enforces_limits: bool
     removes_at_once: bool  # or it takes as long as there are files, and needs a thread
 
-    lost: LostDisks
-    epitaphs: Epitaphs
+    @property
+    def lost(self) -> LostDisks: ...
+
+    @property
+    def epitaphs(self) -> Epitaphs: ...
 
     @property
     def largest_disk(self) -> int:
@@ -79,6 +82,20 @@ class Storage(Protocol):
 
     def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:
         """What is behind `problem`, if it is that the disk of this sandbox takes no more; else the same."""
+        ...
+
+    def problem(self) -> AtollError | None:
+        """Why no disk takes anything any more, until `recover` succeeds; None while they do."""
+        ...
+
+    def obstacle(self) -> str | None:
+        """Why it would be in vain to recover now, while the cause is there; None if it is to be tried."""
+        ...
+
+    def recover(self) -> None:
+        """Have disks take what is written again. What ran on them must have ended, and nobody else may use them: until
+        this succeeds every call raises `problem`. What was not synced is lost, as in a power failure.
+        """
         ...
 
     def close(self) -> None:

@@ -83,6 +83,19 @@ def start_commit(root: int) -> None:
     fcntl.ioctl(root, _START_COMMIT, bytearray(8))
 
 
+def is_given_up(root: int) -> bool:
+    """Whether the kernel lets nobody write any more, after an error and for as long as it is mounted. One that somebody
+    mounted read-only is not: it begins a commit of nothing, where this kind refuses.
+    """
+    if not os.fstatvfs(root).f_flag & os.ST_RDONLY:
+        return False
+    try:
+        start_commit(root)
+    except OSError as cause:
+        return cause.errno == errno.EROFS
+    return False
+
+
 def move_metadata(root: int) -> None:
     """All of it, to chunks that are as large as the kernel makes them for a file system of this size."""
     fcntl.ioctl(root, _BALANCE, bytearray(struct.pack("Q1016x", _METADATA)))

@@ -108,6 +108,15 @@ class DirectoryStorage:
         is_full = number in (errno.ENOSPC, errno.EDQUOT)
         return cannot_write(str(self._root / sandbox), OSError(number, "")) if is_full else problem
 
+    def problem(self) -> None:
+        """What befalls the file system below is its operator's to mend."""
+
+    def obstacle(self) -> None:
+        """There is nothing to recover."""
+
+    def recover(self) -> None:
+        """Nothing is to be done."""
+
     def close(self) -> None:
         """Nothing is held."""
 

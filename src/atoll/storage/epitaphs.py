@@ -19,17 +19,26 @@ SIZE, KEPT = 8, 400  # 3,200 bytes, which any file system takes
 class Epitaphs:
     def __init__(self, disks: Path) -> None:
         self._disks = disks
-        self._known = self._read()
+        self.known = self._read()
+
+    def recall(self, known: bytes) -> None:
+        """What was known before the disks lost what was not committed."""
+        if known and known != self.known:
+            self.known = known
+            self._write()
 
     def add(self, of: str) -> None:
         """Before the disk goes. Where it cannot be written, the record of a lost disk stays, and says so when used."""
-        self._known = (self._known + _digest(of))[-SIZE * KEPT :]
-        with suppress(OSError):
-            attributes.write(self._disks, NAME, self._known)
+        self.known = (self.known + _digest(of))[-SIZE * KEPT :]
+        self._write()
 
     def has(self, of: str) -> bool:
         digest = _digest(of)
-        return any(self._known[at : at + SIZE] == digest for at in range(0, len(self._known), SIZE))
+        return any(self.known[at : at + SIZE] == digest for at in range(0, len(self.known), SIZE))
+
+    def _write(self) -> None:
+        with suppress(OSError):
+            attributes.write(self._disks, NAME, self.known)
 
     def _read(self) -> bytes:
         known = attributes.read(self._disks, NAME) or b""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import format_size
+from atoll.storage.failures import is_given_up
 from atoll.storage.lost import NAMES, SHOWN, is_lost_name
 from atoll.storage.pool import MIN_POOL, PROGRAMS, PoolStorage, can_have_pool, find_device, machine_lock
 from atoll.storage.superblock import OFFSET, SIZE, find_damage
@@ -249,13 +250,20 @@ def check_lost(state: Path) -> Answer:
 def _check_mounted(file: Path, disks: Path) -> Answer:
     room = os.statvfs(disks)
     if disks.is_mount() and room.f_flag & os.ST_RDONLY:
-        return missing(
-            f"{file} went read-only, as a btrfs does after an error",
-            f"Look for the reason in `dmesg`; stop all sandboxes, and then `btrfs check {file}`.",
-        )
+        return _read_only(file, disks)
     if not disks.is_mount():  # only sandboxes have it mounted
         return ok(f"{file}, {format_size(file.stat().st_size)}, in use")
     return judge_headroom(file, room.f_bavail * room.f_frsize, free_below(file))
+
+
+def _read_only(file: Path, disks: Path) -> Answer:
+    if not is_given_up(disks):
+        return missing(f"{file} was mounted read-only", f"Let it be written to: `mount -o remount,rw {disks}`.")
+    return missing(
+        f"{file} went read-only, as a btrfs does after an error",
+        "Look for the reason in `dmesg`, and remove it. A server that runs recovers the pool by itself, and its log "
+        f"says what that waits for. If it fails again and again, end sandboxes and server: `btrfs check {file}`.",
+    )
 
 
 def free_below(file: Path) -> int:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from atoll.protocol.errors import AtollError, ErrorCode, error, too_many_open_files
 from atoll.protocol.limits import format_size
+from atoll.storage import btrfs
 from atoll.storage.admission import Disk
+
+MAX_NAMED = 5
 
 _OF_A_READ_ONLY_POOL = frozenset(
     {
@@ -39,6 +42,8 @@ def pool_failure(cause: OSError, file: Path, mount: Path) -> AtollError:
         return pool_full(file, mount)
     if cause.errno in (errno.EMFILE, errno.ENFILE):
         return too_many_open_files(cause)
+    if is_given_up(mount):
+        return pool_given_up(file)
     if cause.errno == errno.EROFS:
         return pool_read_only(file)
     return pool_damaged(file, str(cause))
@@ -75,10 +80,34 @@ def disk_full(disk: Disk) -> AtollError:
 def pool_read_only(file: Path) -> AtollError:
     return error(
         ErrorCode.POOL_READ_ONLY,
-        f"the kernel lets nobody write to the pool {file} any more",
-        remedy="Its log (`dmesg`) says why; mostly the disk below it failed, or was full under a pool of an earlier "
-        "version. Files can still be read. Stop every sandbox (`atoll sleep --stop`), end the server and start it "
-        "again: that mounts the pool anew.",
+        f"the pool {file} is mounted read-only",
+        remedy="Somebody did that: `dmesg` tells of no error. Files can still be read. `mount -o remount,rw` on the "
+        "directory disks beside it lets everybody write again.",
+        path=str(file),
+    )
+
+
+def pool_given_up(file: Path, so_far: str = "") -> AtollError:
+    """`so_far` is why it could not be recovered yet."""
+    waits = f", so far in vain: {so_far}" if so_far else ""
+    return error(
+        ErrorCode.POOL_READ_ONLY,
+        f"the kernel lets nobody write to the pool {file} any more, and it is being recovered{waits}",
+        remedy="Its log (`dmesg`) says why; mostly the disk below it failed, or was full. Remove the cause and ask "
+        "again: as soon as it can, the server ends the sandboxes, mounts the pool anew, and starts each when it is "
+        "next used. What was synced in them is kept; what was to be destroyed goes then.",
+        path=str(file),
+    )
+
+
+def pool_held(file: Path, mount: Path, holders: list[int]) -> AtollError:
+    """After a recovery began: somebody else keeps it mounted, as it is."""
+    named = ", ".join(map(str, holders[:MAX_NAMED])) + (", ..." if len(holders) > MAX_NAMED else "")
+    return error(
+        ErrorCode.POOL_READ_ONLY,
+        f"the pool {file} cannot be mounted anew: it is in use" + (f" by process {named}" if named else ""),
+        remedy=f"End who works in {mount} (`fuser -vm {mount}`) or has a copy of its mount. It is tried again until "
+        "nobody has.",
         path=str(file),
     )
 
@@ -94,3 +123,14 @@ def pool_damaged(file: Path, said: str) -> AtollError:
 
 def is_read_only(mount: Path) -> bool:
     return bool(os.statvfs(mount).f_flag & os.ST_RDONLY)
+
+
+def is_given_up(mount: Path) -> bool:
+    try:
+        root = os.open(mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # there may be no descriptor for it just now
+        return False
+    try:
+        return btrfs.is_given_up(root)
+    finally:
+        os.close(root)

@@ -4,6 +4,9 @@ A look is a handful of numbers from /sys and one statfs, and costs some 50 µs. 
 while something is written, four times otherwise. It is no task of an event loop: while one is busy for a second,
 writers could meet the end of the pool.
 
+One that the kernel has given up needs no watch any more: the thread says so and ends, and whoever owns what runs there
+sees `is_given_up`.
+
 Nothing is lost without it: while no server runs, sandboxes have what was allocated for them, and then meet ENOSPC.
 Whoever opens the pool next goes on.
 """
@@ -144,6 +147,7 @@ class Headroom:
         self._held_at: tuple[int, ...] | None = None  # what there was when limits followed it
         self._said = ""
         self._may_end = False
+        self.is_given_up = False
         self._is_wanted = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch the pool", daemon=True)
 
@@ -225,10 +229,14 @@ class Headroom:
         now = time.monotonic()
         turn = Turn(at=now, free=self.look().free, quiet_since=now)
         while not self._may_end:
+            if btrfs.is_given_up(self._ground.root):
+                self._say("takes nothing more: the kernel gave it up after an error below it, of which `dmesg` tells")
+                self.is_given_up = True
+                return
             try:
                 turn = self._take_turn(turn)
                 pause = turn.pause
-            except OSError as cause:  # such as a pool that nobody may write to any more
+            except OSError as cause:  # such as a pool that was mounted read-only
                 self._say(f"cannot be looked after: {cause}")
                 pause = RETRY_SECONDS
             self._is_wanted.wait(pause)

@@ -10,7 +10,9 @@ Rules:
 4. A disk, its quota and the record that it carries are committed together. The first sync inside of a disk that was not
    committed yet commits all of it, so whatever of a disk is on the platter, its record is as well.
 5. The file has no hole where the file system may write (`backing`), and grows as it fills (`headroom`).
-6. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
+6. One that the kernel gave up after an error below it (`btrfs.is_given_up`) takes nothing more for as long as anybody
+   has it mounted. `recover` mounts it anew; while it is not mounted every call raises why.
+7. The pool is mounted nosuid and nodev below a private directory. What sandboxes write there belongs to ids from 0 up.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ import fcntl
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId
-from atoll.storage import admission, attributes, backing, btrfs, failures, growth
+from atoll.storage import admission, attributes, backing, btrfs, failures, growth, recovery
 from atoll.storage.base import Storage
 from atoll.storage.directory import RECORD, DirectoryStorage, already_exists, existing
 from atoll.storage.epitaphs import Epitaphs
@@ -46,6 +50,7 @@ WORTH_TRIMMING = 64 * 2**20
 WORTH_FREEING = 2**20
 ATTACH_ATTEMPTS = 20
 CREATE_ATTEMPTS = 5  # a commit between two calls to the kernel is rare, and five of them in a row are not to be
+GONE_SECONDS, GONE_PAUSE_SECONDS = 5.0, 0.01  # from the end of the last mount to that of the loop device
 MIN_POOL = 256 * 2**20  # what mkfs.btrfs wants, and a little more
 
 
@@ -61,6 +66,24 @@ def can_have_pool() -> bool:
     return has_btrfs and Path("/dev/loop-control").exists() and all(shutil.which(program) for program in PROGRAMS)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mounted:
+    """A pool that is there to be used."""
+
+    disks: Path
+    root: int
+    directory: Path  # the kernel's, of this btrfs
+    size: int
+    quotas: Quotas
+    headroom: Headroom
+    lost: LostDisks
+    epitaphs: Epitaphs
+
+    def let_go(self) -> None:
+        self.headroom.close()
+        os.close(self.root)
+
+
 class PoolStorage:
     """The pool of one state directory. `size` is what all disks may hold together; it can be raised, not lowered."""
 
@@ -71,12 +94,56 @@ class PoolStorage:
         self._overcommit = overcommit
         self._file = state / "pool.btrfs"
         self._mount = state / "disks"
+        self._mounted: Mounted | None = None
+        self._is_given_up = False
+        self._size_asked = size
+        self._removed = b""  # which disks were, before the pool was given up
+        self._so_far = ""  # why it could not be recovered yet
         try:
             self._mount.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as cause:
             raise cannot_write(str(self._mount), cause) from cause
         with machine_lock() as lock:
-            self._open_pool(size, lock)
+            try:
+                self._open_pool(size, lock)
+            except AtollError:
+                if not self._is_given_up:
+                    raise  # else who runs on it must end first, and that is not for us to do
+
+    @property
+    def _open(self) -> Mounted:
+        if self._mounted is None:
+            raise failures.pool_given_up(self._file, self._so_far)
+        return self._mounted
+
+    @property
+    def _root(self) -> int:
+        return self._open.root
+
+    @property
+    def _disks(self) -> Path:
+        """Where they are; while nothing is mounted there, an empty directory that says nothing about any of them."""
+        return self._open.disks
+
+    @property
+    def _quotas(self) -> Quotas:
+        return self._open.quotas
+
+    @property
+    def _headroom(self) -> Headroom:
+        return self._open.headroom
+
+    @property
+    def size(self) -> int:
+        return self._open.size
+
+    @property
+    def lost(self) -> LostDisks:
+        return self._open.lost
+
+    @property
+    def epitaphs(self) -> Epitaphs:
+        return self._open.epitaphs
 
     @property
     def largest_disk(self) -> int:
@@ -84,7 +151,7 @@ class PoolStorage:
 
     def create(self, sandbox: SandboxId, size: int, record: bytes = b"") -> Path:
         self._admit(size)
-        disk = self._mount / sandbox
+        disk = self._disks / sandbox
         try:
             for attempts_left in reversed(range(CREATE_ATTEMPTS)):
                 btrfs.create_subvolume(self._root, sandbox)
@@ -100,17 +167,17 @@ class PoolStorage:
         return disk
 
     def find(self, sandbox: SandboxId) -> Path:
-        return existing(self._mount / sandbox)
+        return existing(self._disks / sandbox)
 
     def record(self, sandbox: str) -> bytes | None:
-        return attributes.read(self._mount / sandbox, RECORD)
+        return attributes.read(self._disks / sandbox, RECORD)
 
     def replace_record(self, sandbox: SandboxId, record: bytes) -> None:
-        attributes.write(self._mount / sandbox, RECORD, record)
+        attributes.write(self._disks / sandbox, RECORD, record)
 
     def is_covered(self, sandbox: SandboxId) -> bool:
         try:
-            fd = os.open(self._mount / sandbox, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = os.open(self._disks / sandbox, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:  # there may be no descriptor for it just now, and covering it needs none
             return False
         try:
@@ -122,7 +189,7 @@ class PoolStorage:
         btrfs.start_commit(self._root)
 
     def is_empty(self, sandbox: SandboxId) -> bool:
-        return not any((self._mount / sandbox).iterdir())
+        return not any((self._disks / sandbox).iterdir())
 
     def set_aside(self, sandbox: SandboxId, note: bytes) -> str:
         name = self.lost.put(sandbox, note)
@@ -175,19 +242,21 @@ class PoolStorage:
             self._headroom.free(group, used)
 
     def names(self) -> set[str]:
-        with os.scandir(self._mount) as entries:
-            return {entry.name for entry in entries if entry.stat().st_ino == btrfs.ROOT_OF_SUBVOLUME}
+        return disks_in(self._disks)
 
     def used(self, sandbox: SandboxId) -> int:
         """As the kernel counts it for the quota, with what it has not written to the pool yet left out."""
         try:
             return self._quotas.used(sandbox)
         except KeyError as cause:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._mount / sandbox)) from cause
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._disks / sandbox)) from cause
 
     def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:
-        if failures.may_be_of_read_only(problem) and failures.is_read_only(self._mount):
-            return failures.pool_read_only(self._file)
+        if failures.may_be_of_read_only(problem):
+            if given_up := self.problem():
+                return given_up
+            if failures.is_read_only(self._mount):
+                return self._failure(OSError(errno.EROFS, ""))
         if not failures.may_be_of_full(problem):
             return problem
         disk = self._quotas.find(sandbox)
@@ -195,13 +264,77 @@ class PoolStorage:
             return failures.disk_full(disk)
         return failures.pool_full(self._file, self._mount)
 
+    def problem(self) -> AtollError | None:
+        if self._mounted and not self._mounted.headroom.is_given_up:
+            return None
+        return failures.pool_given_up(self._file, self._so_far)
+
+    def obstacle(self) -> str | None:
+        """Fills the holes, if the host has what that takes."""
+        file, host = self._file.stat(), os.statvfs(self._file)
+        unbacked = max(0, file.st_size - file.st_blocks * backing.SECTOR)
+        below = recovery.Below(unbacked=unbacked, host_free=host.f_bavail * host.f_frsize)
+        if not recovery.is_in_vain(below) and self._has_no_holes(below, file.st_size):
+            return None
+        self._so_far = "the disk below it is full, and its file lacks blocks"
+        return self._so_far
+
+    def _has_no_holes(self, below: recovery.Below, size: int) -> bool:
+        """What lies beyond the file's end hides some from those who count blocks; so they are asked for."""
+        if not recovery.is_to_be_filled(below):
+            return True
+        with self._file.open("r+b") as file:
+            try:
+                backing.allocate(file.fileno(), size)
+            except OSError as cause:
+                return cause.errno != errno.ENOSPC
+        return True
+
+    def recover(self) -> None:
+        mounted, self._mounted = self._mounted, None
+        if mounted:
+            self._removed, self._size_asked = mounted.epitaphs.known, mounted.size
+            mounted.let_go()
+        self._is_given_up = False
+        try:
+            self._let_kernel_forget()
+            with machine_lock() as lock:
+                if not self._file.exists():  # a new one would hide what became of this one
+                    raise self._damaged("its file is gone")
+                self._open_pool(self._size_asked, lock)
+        except AtollError as problem:
+            self._so_far = "it failed again as soon as it was mounted" if self._is_given_up else problem.message
+            raise
+        self._so_far = ""
+        self.epitaphs.recall(self._removed)
+
+    def _let_kernel_forget(self) -> None:
+        """Wait until mount and loop device are gone: until then it is the one that failed."""
+        give_up = time.monotonic() + GONE_SECONDS
+        while device := self._let_go_of_device():
+            if time.monotonic() > give_up:
+                is_ours = self._mount.is_mount()  # then everybody sees it, whoever keeps it
+                raise failures.pool_held(self._file, self._mount, [] if is_ours else holders(device))
+            time.sleep(GONE_PAUSE_SECONDS)
+
+    def _let_go_of_device(self) -> str | None:
+        """The one that is there yet."""
+        with machine_lock() as lock:
+            if self._mount.is_mount():
+                self._unmount(lock)
+            if device := find_device(self._file):
+                detach(device, lock)
+            return device
+
     def close(self) -> None:
         """Unmount. While sandboxes run, the file system lives on with them, and the next to open it finds it so."""
-        self._headroom.close()
-        os.close(self._root)
+        mounted, self._mounted = self._mounted, None
+        if mounted:
+            mounted.let_go()
         with machine_lock() as lock:
             self._unmount(lock)
-            if not self._directory.exists():  # nobody has it mounted any more, so nobody can write into holes
+            # If nobody has it mounted any more, nobody can write into holes.
+            if mounted and not mounted.directory.exists():
                 with suppress(AtollError, OSError):
                     self._give_back(lock)
 
@@ -209,7 +342,7 @@ class PoolStorage:
         """To the host, what disks do not take of its disk. The next to open the pool has it allocated again."""
         with attached(self._file, lock) as device:
             try:
-                run("mount", "-t", "btrfs", "-o", OPTIONS, device, str(self._mount), otherwise=self._damaged, lock=lock)
+                self._mount_device(device, lock)
             finally:
                 run("losetup", "--detach", device, otherwise=self._damaged, lock=lock)
         root = os.open(self._mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -247,62 +380,96 @@ class PoolStorage:
         with attached(self._file, lock) as device:
             try:
                 if not self._mount.is_mount():
-                    command = ("mount", "-t", "btrfs", "-o", OPTIONS, device, str(self._mount))
-                    run(*command, otherwise=self._damaged, lock=lock)
+                    self._mount_device(device, lock)
             finally:
                 # Detached when the last mount of it goes, whoever holds that; at once, if it could not be mounted. Said
                 # also of one that was mounted already: who mounted it may have been killed before coming here.
                 run("losetup", "--detach", device, otherwise=self._damaged, lock=lock)
-        self._root = os.open(self._mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = os.open(self._mount, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._take_up(device, size)
+            self._mounted = self._take_up(root, device, size)
         except BaseException as cause:
-            os.close(self._root)
+            problem = self._failure(cause) if isinstance(cause, OSError) else cause
+            self._is_given_up = btrfs.is_given_up(root)
+            os.close(root)
             self._unmount(lock)
-            if isinstance(cause, OSError) and not isinstance(cause, AtollError):
-                raise self._failure(cause) from cause
+            if problem is not cause:
+                raise problem from cause
             raise
 
-    def _take_up(self, device: str, size: int | None) -> None:
+    def _mount_device(self, device: str, lock: int) -> None:
+        command = ("mount", "-t", "btrfs", device, str(self._mount), "-o")
+        try:
+            run(*command, OPTIONS, otherwise=self._damaged, lock=lock)
+        except AtollError:
+            # Who runs on it may have it mounted where we do not see it; then it is what it was when it was given up.
+            if not any(Path("/sys/fs/btrfs").glob(f"*/devices/{Path(device).name}")):
+                raise
+            self._is_given_up = self._is_of_no_use(command, lock)
+            if self._is_given_up:
+                raise failures.pool_given_up(self._file) from None
+            raise
+
+    def _is_of_no_use(self, command: tuple[str, ...], lock: int) -> bool:
+        try:
+            run(*command, f"{OPTIONS},ro", otherwise=self._damaged, lock=lock)
+        except AtollError:  # not even its root can be read
+            return True
+        try:
+            return failures.is_given_up(self._mount)
+        finally:
+            self._unmount(lock)
+
+    def _take_up(self, root: int, device: str, size: int | None) -> Mounted:
         """Go on with what is in the pool, and with its size."""
-        btrfs.enable_quota(self._root)
+        btrfs.enable_quota(root)
         (members,) = Path("/sys/fs/btrfs").glob(f"*/devices/{Path(device).name}")
-        self._directory = members.parents[1]
-        label = self._directory / "label"
+        directory = members.parents[1]
+        label = directory / "label"
         known = size_in(label.read_text())
         before = known or self._file.stat().st_size  # the file of an earlier version has its size from the start
-        self.size = max(before, size or 0)
-        self._quotas = Quotas(self._root, self._directory / "qgroups")
+        size = max(before, size or 0)
+        quotas = Quotas(root, directory / "qgroups")
         is_certain = self._overcommit is not None and self._overcommit <= 1
         ground = Ground(
             file=self._file,
             device=device,
-            root=self._root,
-            directory=self._directory,
-            size=self.size,
+            root=root,
+            directory=directory,
+            size=size,
             is_certain=is_certain,
         )
-        self._headroom = Headroom(ground, self._quotas)
+        headroom = Headroom(ground, quotas)
         try:
-            self._headroom.follow()  # to what was allocated, if somebody was killed who did this
-            if known and self.size > known:
-                self._headroom.prove_growth()
-            if self.size != known:
-                label.write_text(label_of(self.size))
-            self._headroom.start()
+            headroom.follow()  # to what was allocated, if somebody was killed who did this
+            if known and size > known:
+                headroom.prove_growth()
+            if size != known:
+                label.write_text(label_of(size))
+            headroom.start()
+            lost, epitaphs = LostDisks(self._mount), Epitaphs(self._mount)
+            for name in (*disks_in(self._mount), *map(lost_key, lost.names())):
+                self._recall(name, quotas)
         except BaseException:
-            self._headroom.close()
+            headroom.close()
             raise
-        self.lost, self.epitaphs = LostDisks(self._mount), Epitaphs(self._mount)
-        for name in (*self.names(), *map(lost_key, self.lost.names())):
-            self._recall(name)
+        return Mounted(
+            disks=self._mount,
+            root=root,
+            directory=directory,
+            size=size,
+            quotas=quotas,
+            headroom=headroom,
+            lost=lost,
+            epitaphs=epitaphs,
+        )
 
-    def _recall(self, name: str) -> None:
+    def _recall(self, name: str, quotas: Quotas) -> None:
         with suppress(OSError):  # such as that the pool is full or read-only: the disk keeps the limit it has
             fd = os.open(self._mount / name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 size = read_size(self._mount / name)
-                self._quotas.add(name, fd, size, size)
+                quotas.add(name, fd, size, size)
             finally:
                 os.close(fd)
 
@@ -310,6 +477,10 @@ class PoolStorage:
         return failures.pool_damaged(self._file, said)
 
     def _failure(self, cause: OSError) -> AtollError:
+        if isinstance(cause, AtollError):
+            return cause
+        if self._mounted:
+            self._mounted.headroom.look_soon()  # the kernel may have given it up
         return failures.pool_failure(cause, self._file, self._mount)
 
 
@@ -330,6 +501,11 @@ def machine_lock() -> Iterator[int]:
 
 def default_size(directory: Path) -> int:
     return max(MIN_POOL, int(shutil.disk_usage(directory).free * SHARE_OF_FREE_SPACE))
+
+
+def disks_in(mount: Path) -> set[str]:
+    with os.scandir(mount) as entries:
+        return {entry.name for entry in entries if entry.stat().st_ino == btrfs.ROOT_OF_SUBVOLUME}
 
 
 def make_pool(file: Path, size: int, lock: int) -> None:
@@ -382,6 +558,24 @@ def attach(file: Path, lock: int) -> str:
     # Without direct I/O every byte would be cached twice.
     command = ("losetup", "--find", "--show", "--direct-io=on", str(file))
     return run(*command, otherwise=_cannot_attach, lock=lock).strip()
+
+
+def detach(device: str, lock: int) -> None:
+    """Now, or when the last who has it lets go."""
+    subprocess.run(["losetup", "--detach", device], check=False, capture_output=True, pass_fds=[lock])
+
+
+def holders(device: str) -> list[int]:
+    """Processes that see a mount of this device; of namespaces that nobody is in, the kernel tells nothing."""
+    numbers = sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [number for number in numbers if _sees(number, device)]
+
+
+def _sees(process: int, device: str) -> bool:
+    try:
+        return f" - btrfs {device} " in Path(f"/proc/{process}/mountinfo").read_text()
+    except OSError:
+        return False
 
 
 def label_of(size: int) -> str:

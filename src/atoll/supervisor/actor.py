@@ -36,7 +36,7 @@ from atoll.protocol.sandboxes import (
 )
 from atoll.store.moments import since_boot
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_STOPPED
+from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
 from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink, check_room
 from atoll.supervisor.history import History
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
@@ -52,6 +52,8 @@ ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
 ASKED_FOR = "it was asked for"
 WHEN_UNSAID = "the server that made it was killed before it could say so"
 WHEN_RESTORED = "its record was lost or old, and was made anew from its disk"
+WHEN_RECOVERED = "the pool that its disk is in took nothing more, and had to be mounted anew"
+WHEN_REMOVED_LATE = "it was asked for while the pool took nothing more"
 BEDTIME_SECONDS = 1.0  # who asks for sleep waits so long for what is under way, which mostly takes less
 END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
 MAX_ATTEMPTS = 3
@@ -291,8 +293,10 @@ class SandboxActor:
             else:
                 if self._link:
                     self._link.ending = WHEN_DESTROYED
-                await self._machine.destroy(self._live)
-                await self._let_go()
+                try:
+                    await self._machine.destroy(self._live)
+                finally:  # it has ended, also if its disk could not be removed
+                    await self._let_go()
             self._history.end(cause=ASKED_FOR, by=by.name)
 
     async def _let_go(self) -> None:
@@ -414,6 +418,29 @@ class SandboxActor:
             self._link.has_ended = True  # so that a call which it did not take any more starts it again
         self._note("stopped", cause=cause, by=by)
         await self._let_go()
+
+    async def end_with_its_disk(self) -> bool:
+        """Its disk takes nothing more, and goes away. Nothing of it is asked: whatever it did would wait for the disk.
+
+        Returns whether it ran.
+        """
+        async with self._change():
+            live = self._live
+            if live is None:
+                return False
+            if self._link:
+                self._link.ending = WHEN_DISK_FAILED
+            await self._machine.stop(live)
+            if self._link:
+                self._link.has_ended = True
+            self._history.note_if_possible("stopped", cause=WHEN_RECOVERED, by=ATOLL.name)
+            await self._let_go()
+            return True
+
+    def note_removal(self) -> None:
+        """One that was destroyed and could not be removed is gone now."""
+        if not self._history.is_empty and not self._machine.is_on_record(self.name):
+            self._history.end(cause=WHEN_REMOVED_LATE, by=ATOLL.name)
 
     async def info(self, use: Use | None = None) -> SandboxInfo:
         record, change = self._record(), self._history.last_change

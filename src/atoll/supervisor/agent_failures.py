@@ -100,6 +100,12 @@ WHEN_DESTROYED = Ending(
     "Its files are gone with it. events() says who destroyed it, until the next operation on its id makes a new one.",
 )
 
+WHEN_DISK_FAILED = Ending(
+    "the sandbox was ended while this was under way: the pool that its disk is in takes nothing more, and is recovered",
+    "It may have been done in part, and what was not synced is lost. Look, then ask again: that starts the sandbox, "
+    "with its files, as soon as the pool is back.",
+)
+
 WHEN_CLOSED = Ending(
     "the server ended while this was under way, and with it the connection to the sandbox's agent",
     "It may have been done in part. Look, then ask again: the sandbox lives on.",

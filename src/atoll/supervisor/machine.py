@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Coroutine
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +37,12 @@ from atoll.store.moments import boot_id
 from atoll.store.timeline import Timeline
 from atoll.supervisor import lost
 from atoll.supervisor.disk_records import Mark, encode
+from atoll.supervisor.gate import Gate
 from atoll.supervisor.promised_memory import OVERCOMMIT, PromisedMemory
 from atoll.supervisor.reconcile import Findings, Ground, look_at_disks, reconcile
 from atoll.supervisor.record_files import take_over_files
 from atoll.supervisor.records import NOT_STARTED, Records, SandboxRecord, Upkeep
+from atoll.supervisor.recovery import finish_removals, make_missing
 from atoll.supervisor.state_lock import StateLock
 
 if TYPE_CHECKING:
@@ -104,25 +106,23 @@ class Machine:
             self.database = open_database(state)
             undo.callback(self.database.close)
             take_over_files(state, self.database)
-            unrecorded = [disk for disk in look_at_disks(self.storage) if not disk.kept and not disk.is_empty]
-            self._records = Records(self.database, has_unrecorded=bool(unrecorded))
+            self._records = Records(self.database, has_unrecorded=has_unrecorded(self.storage))
             self.engine: Engine = engine or NativeEngine(state, runtime)
             if engine is None and not keep_file_max:
                 raise_file_max()
             undo.pop_all()
         self.findings = Findings()
         self._memory = PromisedMemory(memory_overcommit)
-        self._removing = asyncio.Lock()
+        self._removing, self._gate = asyncio.Lock(), Gate()
         self._state, self._keep_lost = state, keep_lost
         self._keepers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Machine:
         """Set right what an earlier machine left here; `findings` then says what that was."""
         try:
-            self.findings = await reconcile(self._records, self.storage, self.engine, self._ground())
-            tell(self.findings)
-            lost.tell_names(self.storage, self._state)
-            self._forget_images()
+            if not self.storage.problem():  # else that comes with the recovery
+                await self._set_right()
+                self._forget_images()
             self._keepers = [
                 asyncio.create_task(keep_log_short(self.database), name="keep the log short"),
                 asyncio.create_task(self._remove_expired(), name="remove lost disks after a long time"),
@@ -146,6 +146,43 @@ class Machine:
                 keeper.cancel()
             await asyncio.gather(*self._keepers, return_exceptions=True)
 
+    @contextmanager
+    def _using_disks(self) -> Iterator[None]:
+        """Or what is the matter with them."""
+        if problem := self.storage.problem():
+            raise problem
+        with self._gate.passing():
+            yield
+
+    async def _set_right(self) -> None:
+        self.findings = await reconcile(self._records, self.storage, self.engine, self._ground())
+        tell(self.findings)
+        lost.tell_names(self.storage, self._state)
+
+    async def recover(self, end_sandboxes: Callable[[], Awaitable[None]]) -> None:
+        """Have disks that take nothing more taken up anew, as if the machine had been switched off and on.
+
+        `end_sandboxes` ends those that somebody owns. What else runs on a disk is ended here.
+        """
+        problem = self.storage.problem()
+        if problem is None:
+            return
+        async with self._gate.closed(problem):
+            await end_sandboxes()
+            async with self.engine.at_rest():
+                await self._end_the_rest()
+                await to_the_end(asyncio.to_thread(self.storage.recover))
+            finish_removals(self.storage)
+            await self._set_right()
+            make_missing(self.records(), self.storage)
+
+    async def _end_the_rest(self) -> None:
+        known = [row.record.to_live() for row in self._records.rows() if row.record]
+        await self.engine.settle(known)
+        for left in known:
+            if running := await self.engine.adopt(left):
+                await self.stop(running)
+
     def _ground(self) -> Ground:
         return Ground(
             boot_id=boot_id(),
@@ -162,8 +199,9 @@ class Machine:
 
     async def _remove_expired(self) -> None:
         while True:
-            if self.storage.lost.names():
-                await to_the_end(self._look_at_lost())
+            with suppress(AtollError, OSError), self._using_disks():  # they may not be there just now
+                if self.storage.lost.names():
+                    await to_the_end(self._look_at_lost())
             await asyncio.sleep(LOST_LOOK_SECONDS)
 
     async def _look_at_lost(self) -> None:
@@ -186,8 +224,9 @@ class Machine:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
         name, accepted = parse_sandbox_id(sandbox_id), parse_limits(limits, self.storage.largest_disk)
         check_environment(env or {})
-        if self._records.is_taken(name):
-            raise already_exists(name)
+        with self._using_disks():  # said first: an id may be taken by a removal that waits for the same
+            if self._records.is_taken(name):
+                raise already_exists(name)
         rootfs = self.images.known(image)
         if rootfs is None:
             rootfs = await self._resolve(image)
@@ -203,10 +242,15 @@ class Machine:
             env=dict(env or {}),
             upkeep=upkeep,
         )
-        disk = self.storage.create(name, accepted.disk, encode(record, Mark.MAKING, boot_id()))
+        with self._using_disks():
+            return await self._create(record, rootfs)
+
+    async def _create(self, record: SandboxRecord, rootfs: Rootfs) -> LiveSandbox:
+        name, limits = record.id, record.limits
+        disk = self.storage.create(name, limits.disk, encode(record, Mark.MAKING, boot_id()))
         try:
-            variables = ENV | told_inside(accepted) | rootfs.env | (env or {})
-            spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=accepted, env=variables)
+            variables = ENV | told_inside(limits) | rootfs.env | record.env
+            spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=limits, env=as_given(variables))
             sandbox = await self._launch(spec)
             try:
                 await self._put_on_record(sandbox, started(record, sandbox))
@@ -220,7 +264,10 @@ class Machine:
 
     async def start(self, sandbox_id: SandboxId) -> LiveSandbox:
         """Start one that has ended, on its own disk and on the image it was made on."""
-        record = self.record(sandbox_id)
+        with self._using_disks():
+            return await self._start(self.record(sandbox_id))
+
+    async def _start(self, record: SandboxRecord) -> LiveSandbox:
         if running := await self.engine.adopt(record.to_live()):
             await self.engine.stop(running)  # whoever lost sight of it: two on one disk would ruin it
         rootfs = self.images.recall(record.image, record.image_state)
@@ -230,7 +277,7 @@ class Machine:
             rootfs=rootfs,
             disk=self.storage.find(record.id),
             limits=record.limits,
-            env={name: value for name, value in variables.items() if value is not None},
+            env=as_given(variables),
         )
         sandbox = await self._launch(spec)
         try:
@@ -252,8 +299,9 @@ class Machine:
         return ENV | told_inside(record.limits) | self.images.recall(record.image, record.image_state).env
 
     def disk_use(self, sandbox_id: SandboxId) -> int | None:
-        """Bytes; None if nobody counts them, as it would take a look at every file."""
-        return self.storage.used(sandbox_id) if self.storage.enforces_limits else None
+        """Bytes; None if nobody counts them, as it would take a look at every file, or can count them just now."""
+        is_counted = self.storage.enforces_limits and not self.storage.problem()
+        return self.storage.used(sandbox_id) if is_counted else None
 
     async def adopt(self, sandbox_id: str) -> LiveSandbox:
         """A sandbox that is running already, whoever made it."""
@@ -284,7 +332,9 @@ class Machine:
             self._records.begin_removal(sandbox.id)
         await self.stop(sandbox)
         async with self._removing:
-            if self._owner(sandbox.id) == sandbox.process:  # still: others may have been quicker, and made a new one
+            if self._owner(sandbox.id) != sandbox.process:  # others may have been quicker, and made a new one
+                return
+            with self._using_disks():  # else what was begun is finished with the recovery
                 if record := self._records.find_to_remove(sandbox.id):
                     self.storage.epitaphs.add(record.identity)
                 await self._remove_disk(sandbox.id)
@@ -333,6 +383,10 @@ class Machine:
         """
         if self._records.is_taken(sandbox_id):
             raise already_exists(sandbox_id)
+        with self._using_disks():
+            return await self._take_back(name, sandbox_id, image)
+
+    async def _take_back(self, name: str, sandbox_id: SandboxId, image: str | None) -> SandboxRecord:
         found = lost.record_of(self.storage, name)
         record = found or await self._record_of_unknown(sandbox_id, image or DEFAULT_IMAGE)
         made_at = datetime.now(UTC)  # of what it is from now on: whatever is known of one that was destroyed is not its
@@ -358,15 +412,16 @@ class Machine:
 
     async def remove_lost(self, name: str) -> None:
         """A disk that was set aside, for good."""
-        await to_the_end(asyncio.to_thread(self.storage.remove_lost, name))
-        lost.tell_names(self.storage, self._state)
+        with self._using_disks():
+            await to_the_end(asyncio.to_thread(self.storage.remove_lost, name))
+            lost.tell_names(self.storage, self._state)
 
     def _replace(self, record: SandboxRecord) -> None:
         record = msgspec.structs.replace(record, revision=record.revision + 1)
         self._records.replace(record)
         try:
             self.storage.replace_record(record.id, encode(record, Mark.CREATED, boot_id()))
-        except OSError as problem:  # it may be full; the row counts, and the next to open tries again
+        except (AtollError, OSError) as problem:  # it may be full; the row counts, and the next to open tries again
             logger.warning("the disk of sandbox %s carries an older record than the database: %s", record.id, problem)
 
     async def _resolve(self, image: str) -> Rootfs:
@@ -414,6 +469,20 @@ class Machine:
     def _owner(self, sandbox_id: SandboxId) -> ProcessIdentity | None:
         record = self._records.find_to_remove(sandbox_id)
         return record.process if record else None
+
+
+def has_unrecorded(storage: Storage) -> bool:
+    """Whether there are disks that carry no record. Those that cannot be looked at now are no reason not to open: what
+    carries none is set aside when they can.
+    """
+    if storage.problem():
+        return False
+    return any(not disk.kept and not disk.is_empty for disk in look_at_disks(storage))
+
+
+def as_given(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """Without those that were taken away."""
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def started(record: SandboxRecord, sandbox: LiveSandbox) -> SandboxRecord:

@@ -12,6 +12,7 @@ from atoll.protocol.errors import AtollError, NotFoundError
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.sandboxes import AdoptRequest, LostSandbox, SandboxInfo, SandboxList, SandboxQuery
 from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.recovery import Recovery
 
 if TYPE_CHECKING:
     from atoll.store.timeline import Timeline
@@ -43,6 +44,7 @@ class Roster:
         self._tasks = [
             asyncio.create_task(self._put_idle_ones_to_sleep(), name="put idle sandboxes to sleep"),
             asyncio.create_task(self._check_agents(), name="look whether agents answer"),
+            asyncio.create_task(Recovery(self._machine, self).watch(), name="recover disks that take nothing more"),
         ]
         return self
 
@@ -60,6 +62,9 @@ class Roster:
                 self._forget_unused()
             self._actors[name] = SandboxActor(name, self._machine, self._timeline)
         return self._actors[name]
+
+    def actors(self) -> list[SandboxActor]:
+        return list(self._actors.values())
 
     def _forget_unused(self) -> None:
         """Actors of ids that were only asked about. All are looked at, so this is done when they have doubled.

@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -276,18 +276,27 @@ class NativeEngine:
                 await asyncio.sleep(pause)
         return known
 
+    @asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """The nursery and its children see every mount that was there when it was started."""
+        async with self._starting:
+            await self._end_nursery()
+            yield
+
     async def close(self) -> None:
+        await self._end_nursery()
+        await asyncio.to_thread(self._hoards.close)
+        self._cgroups.close()
+
+    async def _end_nursery(self) -> None:
         if self._nursery:
             await self._nursery.close()
             self._nursery = None
-        await asyncio.to_thread(self._hoards.close)
-        self._cgroups.close()
 
     async def _running_nursery(self) -> NurseryProcess:
         async with self._starting:
             if self._nursery and self._nursery.has_ended:
-                await self._nursery.close()
-                self._nursery = None
+                await self._end_nursery()
             if self._nursery is None:
                 exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
                 root = self._runtime / "nursery"
