@@ -97,7 +97,7 @@ def is_held(attack: Attack, verdict: str) -> bool:
         case Evidence.AGENT_LOST:
             return True
         case Evidence.LIVES_ON:
-            return verdict == PREPARED
+            return verdict == PREPARED or verdict.startswith(HELD)
         case Evidence.VERDICT:
             return verdict.startswith(HELD)
 

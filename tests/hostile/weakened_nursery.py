@@ -77,6 +77,14 @@ def without_network_namespace() -> None:
     launcher._set_up_network = lambda: None
 
 
+def without_no_ping() -> None:
+    def let_everybody_ping(set_up: Callable[[], None]) -> None:
+        set_up()
+        launcher._write("/proc/sys/net/ipv4/ping_group_range", f"0 {RANGE_SIZE - 1}")
+
+    wrap(launcher, "_set_up_network", let_everybody_ping)
+
+
 def without_namespace(kind: Namespace) -> None:
     launcher.NAMESPACES &= ~kind
     wrap(syscalls, "mount", mount_or_bind)
@@ -258,6 +266,7 @@ SWITCHES: dict[Defence, Callable[[], None]] = {
     Defence.PIDS_LIMIT: partial(without_limit, pids=4096),
     Defence.MEMORY_LIMIT: partial(without_limit, memory=2**30),
     Defence.SOCKET_LIMIT: without_socket_limit,
+    Defence.NO_PING: without_no_ping,
     Defence.PTY_LIMIT: without_pty_limit,
     Defence.CPU_LIMIT: without_cpu_limit,
 }

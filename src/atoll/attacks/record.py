@@ -60,6 +60,7 @@ class Defence(StrEnum):
     SOCKET_LIMIT = "socket-limit"  # what waits in sockets is memory too
     HOARD_WATCH = "hoard-watch"  # and also where the kernel counts it for nobody
     CPU_LIMIT = "cpu-limit"
+    NO_PING = "no-ping"  # nobody has sockets for it
     PTY_LIMIT = "pty-limit"
     FILE_MAX = "file-max"  # of open files the machine allows more than fit into any sandbox's memory
     DISK_QUOTA = "disk-quota"

@@ -108,6 +108,11 @@ time.sleep(60)
 HOLDING_SECONDS = 5  # many times what passes between two looks of the host
 MANY_SOCKETS = """
 import os, socket, struct, time
+try:
+    hoard()
+except OSError as cause:
+    print("HELD", cause, flush=True)
+    raise SystemExit
 print("READY to hoard", flush=True)
 reader, writer = os.pipe()
 for _ in range({processes}):
@@ -391,12 +396,12 @@ def _attack(name: str, payload: str, defence: Defence, limits: Limits = SMALL) -
     return Attack(name=name, family=Family.RESOURCES, defences=(defence,), payload=payload, limits=limits)
 
 
-def _crowd(name: str, hoard: str, processes: int, each: int) -> Attack:
+def _crowd(name: str, hoard: str, processes: int, each: int, *besides: Defence) -> Attack:
     """Of sockets, which hold 200 MB."""
     return Attack(
         name=name,
         family=Family.RESOURCES,
-        defences=(Defence.HOARD_WATCH,),
+        defences=(Defence.HOARD_WATCH, *besides),
         payload=hoard + MANY_SOCKETS.format(processes=processes, each=each, seconds=HOLDING_SECONDS),
         evidence=Evidence.LIVES_ON,
         limits=SMALL,
@@ -409,7 +414,7 @@ ATTACKS = (
     _attack("memory-held-in-tcp", TCP_HOARD, Defence.SOCKET_LIMIT),
     _attack("memory-held-in-udp", UDP_HOARD, Defence.SOCKET_LIMIT),
     _crowd("memory-held-by-many-tcp-connections", TCP_CROWD, 4, 350),
-    _crowd("memory-held-for-ping", PING_CROWD, 4, 250),
+    _crowd("memory-held-for-ping", PING_CROWD, 4, 250, Defence.NO_PING),
     _crowd("memory-held-in-netlink", NETLINK_CROWD, 4, 250),
     _crowd("memory-held-in-unsent-datagrams", UNSENT_CROWD, 8, 600),
     Attack(

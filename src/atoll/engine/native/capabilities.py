@@ -2,7 +2,7 @@
 
 They are there so that apt, su and chown work. With NET_RAW a sandbox could make packet and raw sockets, old kernel code
 with a long record of holes, and there is nothing to see or send with them: no wire, and no neighbour on the network.
-What people want it for is `ping`, and that may ping without it (launcher.py: `_set_up_network`).
+What people want it for is `ping`, which would reach nobody.
 """
 
 from enum import IntEnum

@@ -1,7 +1,7 @@
 """The watch over what waits in sockets beyond any limit of the kernel's, and is nobody's memory.
 
-TCP and UDP have a limit (cgroups.py, rule 5), but a connection beyond it still gets what it must, 140 KB. What
-waits for ping, in netlink, and in a datagram that is not sent yet is not counted at all; ping takes 4 GB in a second.
+TCP and UDP have a limit (cgroups.py, rule 5), but a connection beyond it still gets what it must, 140 KB. What waits in
+netlink, and in a datagram that is not sent yet, is not counted at all; nor is what waits for ping, which nobody may.
 
 Rules:
 1. A thread looks at a few sandboxes in turn, four times a second, and at one number of the machine: memory that is not

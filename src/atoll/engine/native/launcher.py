@@ -378,11 +378,10 @@ def _write_host_name(etc: str, name: str) -> None:
 
 
 def _set_up_network() -> None:
-    """Loopback up, and everybody may ping, by a socket that sends and receives nothing else."""
+    """Loopback up. Nobody may ping: what waits in sockets for that is counted for nobody, and grows by 4 GB a second."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = _INTERFACE_REQUEST.pack(b"lo", _IFF_UP)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
-    _write("/proc/sys/net/ipv4/ping_group_range", f"0 {RANGE_SIZE - 1}")
 
 
 def _write(path: str, text: str, flags: int = 0) -> None:
