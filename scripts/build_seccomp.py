@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Compiles the sandbox's system-call policy into the BPF program that ships with the package.
+"""Compiles the sandbox's system-call policy into the BPF programs that ship with the package, one for each CPU.
 
-    scripts/build_seccomp.py            write src/atoll/engine/native/seccomp_x86_64.bpf
-    scripts/build_seccomp.py --check    exit 1 if the shipped file is another
+    scripts/build_seccomp.py            write src/atoll/engine/native/seccomp_*.bpf
+    scripts/build_seccomp.py --check    exit 1 if a shipped file is another
     scripts/build_seccomp.py --oci      print the same policy as an OCI profile, for comparison with other runtimes
 
 Needs libseccomp's Python binding (Debian: python3-seccomp), so it runs under the system's own python3. Sandboxes
@@ -17,6 +17,7 @@ reads that do not wait (RWF_NOWAIT) are nothing an overlay can do.
 import argparse
 import errno
 import json
+import platform
 import struct
 import sys
 import tempfile
@@ -25,9 +26,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import seccomp
-from seccomp import ALLOW, EQ, ERRNO, GT, MASKED_EQ, NE, Arg, Attr
+from seccomp import ALLOW, EQ, ERRNO, GT, MASKED_EQ, NE, Arch, Arg, Attr
 
-OUTPUT = Path(__file__).parents[1] / "src/atoll/engine/native/seccomp_x86_64.bpf"
+OUTPUT = Path(__file__).parents[1] / "src/atoll/engine/native"
+ARCHITECTURES = {"x86_64": Arch.X86_64, "aarch64": Arch.AARCH64}  # as `uname -m` has them
 
 ALLOWED = """
     accept accept4 access adjtimex alarm arch_prctl bind brk capget capset chdir chmod chown chroot clock_adjtime
@@ -181,14 +183,17 @@ def oci_profile() -> dict:
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": UNKNOWN,
-        "architectures": ["SCMP_ARCH_X86_64"],
+        "architectures": [f"SCMP_ARCH_{platform.machine().upper()}"],
         "syscalls": list(rules()),
     }
 
 
-def policy(profile: dict) -> "seccomp.SyscallFilter":
-    """What an OCI profile for this architecture says, as libseccomp takes it."""
+def policy(profile: dict, architecture: int) -> "seccomp.SyscallFilter":
+    """What an OCI profile says for one architecture, as libseccomp takes it; calls that are not there are left out."""
     policy = seccomp.SyscallFilter(ERRNO(profile["defaultErrnoRet"]))
+    if not policy.exist_arch(architecture):
+        policy.add_arch(architecture)
+        policy.remove_arch(Arch.NATIVE)
     policy.set_attr(Attr.ACT_BADARCH, ERRNO(profile["defaultErrnoRet"]))  # 32-bit and x32 system calls
     policy.set_attr(Attr.CTL_OPTIMIZE, 2)  # a binary tree
     for rule in profile["syscalls"]:
@@ -207,17 +212,17 @@ RETURN_ERROR = 0x50000
 NUMBER, ARGUMENTS = 0, 16  # offsets in what a filter is given; eight bytes for each argument, the lower half first
 
 
-def refused_by_argument() -> bytes:
+def refused_by_argument(architecture: int) -> bytes:
     """What comes before libseccomp's program. It allows nothing, so it need not look at the architecture."""
-    return b"".join(block(refusal) for refusal in BY_ARGUMENT)
+    return b"".join(block(refusal, architecture) for refusal in BY_ARGUMENT)
 
 
-def block(refusal: Refusal) -> bytes:
+def block(refusal: Refusal, architecture: int) -> bytes:
     """Runs into what follows unless all holds. The kernel knows of other numbers that this never concerns them."""
     program = instruction(RETURN, RETURN_ERROR | refusal.error)
     for condition in reversed(refusal.conditions):
         program = unless(condition, skip=program) + program
-    number = seccomp.resolve_syscall(seccomp.Arch(), refusal.name)
+    number = seccomp.resolve_syscall(Arch(architecture), refusal.name)
     skipped = len(program) // INSTRUCTION.size
     return instruction(LOAD, NUMBER) + instruction(JUMP_IF_EQUAL, number, 0, skipped) + program
 
@@ -236,11 +241,11 @@ def instruction(code: int, operand: int, if_true: int = 0, if_false: int = 0) ->
     return INSTRUCTION.pack(code, if_true, if_false, operand)
 
 
-def compile_policy() -> bytes:
+def compile_policy(architecture: int) -> bytes:
     with tempfile.TemporaryFile() as file:
-        policy(oci_profile()).export_bpf(file)
+        policy(oci_profile(), architecture).export_bpf(file)
         file.seek(0)
-        return refused_by_argument() + file.read()
+        return refused_by_argument(architecture) + file.read()
 
 
 def main() -> None:
@@ -248,14 +253,19 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--oci", action="store_true", help="print an OCI profile")
     arguments = parser.parse_args()
-    program = compile_policy()
     if arguments.oci:
         print(json.dumps(oci_profile()))
-    elif not arguments.check:
-        OUTPUT.write_bytes(program)
-        print(f"{OUTPUT.name}: {len(program) // 8} instructions")
-    elif OUTPUT.read_bytes() != program:
-        sys.exit(f"{OUTPUT.name} is not what {Path(__file__).name} makes; run it without --check")
+        return
+    for name, architecture in ARCHITECTURES.items():
+        write(OUTPUT / f"seccomp_{name}.bpf", compile_policy(architecture), compare=arguments.check)
+
+
+def write(output: Path, program: bytes, *, compare: bool) -> None:
+    if not compare:
+        output.write_bytes(program)
+        print(f"{output.name}: {len(program) // INSTRUCTION.size} instructions")
+    elif output.read_bytes() != program:
+        sys.exit(f"{output.name} is not what {Path(__file__).name} makes; run it without --check")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,14 @@ def on_worse_machine(script: str, state: Path) -> Examined:
     return examine(state, "--no-trial", before=worse)
 
 
+def test_a_machine_with_another_cpu_is_told_which_will_do(tmp_path: Path) -> None:
+    examined = examine(tmp_path, "--no-trial", before=("setarch", "i686"))
+    assert examined.exit_code == 1
+    assert examined["system"].status is Status.MISSING
+    assert examined["system"].found == "sandboxes are made on x86_64 and aarch64; this is i686"
+    assert "seccomp" not in examined.findings, "nothing that would mislead was tried"
+
+
 def children() -> set[str]:
     return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 

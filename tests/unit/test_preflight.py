@@ -14,7 +14,7 @@ from atoll.protocol.errors import AtollError, ErrorCode
         (lambda: check_kernel("5.10.0-28-amd64"), ErrorCode.KERNEL_TOO_OLD),
         (lambda: check_kernel("5.18.19"), ErrorCode.KERNEL_TOO_OLD),
         (lambda: check_kernel("unknown"), ErrorCode.KERNEL_TOO_OLD),
-        (lambda: check_architecture("Linux", "aarch64"), ErrorCode.MACHINE_NOT_SUPPORTED),
+        (lambda: check_architecture("Linux", "riscv64"), ErrorCode.MACHINE_NOT_SUPPORTED),
         (lambda: check_architecture("Darwin", "x86_64"), ErrorCode.MACHINE_NOT_SUPPORTED),
         (lambda: check_root(1000), ErrorCode.NOT_ROOT),
     ],

@@ -9,12 +9,18 @@ import socket
 
 from atoll.agent.main import Agent, reset_signals
 from atoll.agent.scratch import make_private_directory
+from atoll.cpu.own import OWN, check_cpu
+from atoll.protocol.errors import AtollError
 
 
 def parse_listener() -> socket.socket:
     parser = argparse.ArgumentParser(prog="python -m atoll.agent", description="The Atoll agent, PID 1 of a sandbox.")
     parser.add_argument("--listener", type=int, required=True, metavar="FD", help="a listening Unix socket")
     fd = parser.parse_args().listener
+    try:
+        check_cpu(OWN.name)
+    except AtollError as problem:
+        parser.error(f"{problem.message}. {problem.remedy}")
     try:
         listener = socket.socket(fileno=fd)
         is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

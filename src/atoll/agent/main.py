@@ -40,6 +40,7 @@ from atoll.agent.server import AgentServer, comes_from_outside
 from atoll.agent.sessions.sessions import SessionRegistry
 from atoll.agent.sessions.shell_script import RESTORE, STATES
 from atoll.agent.terminals.terminals import TerminalRegistry
+from atoll.cpu.own import OWN
 from atoll.protocol.agents import PROTOCOL_VERSION, Ping, Pong
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 PRELOADED = (encodings.ascii, encodings.idna, encodings.latin_1, encodings.utf_8, stringprep)
 
 _PR_SET_DUMPABLE = 4
-_SYS_RT_SIGACTION = 13  # x86-64
 _libc = ctypes.CDLL(None)
 
 
@@ -136,7 +136,7 @@ def reset_signals() -> None:
     action = (ctypes.c_ulong * 4)()  # handler SIG_DFL, no flags, no restorer, nothing blocked meanwhile
     for number in range(1, signal.NSIG):
         if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ):
-            _libc.syscall(ctypes.c_long(_SYS_RT_SIGACTION), number, action, None, ctypes.c_size_t(8))
+            _libc.syscall(ctypes.c_long(OWN.calls["rt_sigaction"]), number, action, None, ctypes.c_size_t(8))
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

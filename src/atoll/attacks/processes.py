@@ -46,7 +46,7 @@ MEMORY = "import os" + _MEMORY.format(read='os.pread(os.open("/proc/1/mem", os.O
 PTRACE = CALL + (
     """
 try:
-    print("BREACH", call(101, 0x4206, 1, 0, 0))
+    print("BREACH", call("ptrace", 0x4206, 1, 0, 0))
 except OSError as cause:
     print("HELD", cause)
 """
@@ -56,7 +56,7 @@ READ_BY_SYSTEM_CALL = CALL + (
 def read(address):
     buffer = ctypes.create_string_buffer(64)
     ours = struct.pack("QQ", ctypes.addressof(buffer), 64)
-    call(310, 1, ours, 1, struct.pack("QQ", address, 64), 1, 0)
+    call("process_vm_readv", 1, ours, 1, struct.pack("QQ", address, 64), 1, 0)
     return buffer.raw
 """
     + _MEMORY.format(read="read(address)")

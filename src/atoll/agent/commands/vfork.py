@@ -5,9 +5,10 @@ would be a moment late; and if we went there ourselves, the kernel could choose 
 fork could do it, but copies 500 pages. So this is posix_spawn with a list that we write.
 
 Rules:
-1. The child runs on our memory, and on our stack, of which it changes nothing: it has registers, the list and the
-   kernel. We wait, without the interpreter lock, until it has exec'd or ended: something inside may stop it with a
-   signal, and a thread of ours must be able to help.
+1. The code (`atoll.cpu`) is called with the list's address, and returns a pid or -errno: our call is clone, and the
+   child's are the others. It runs on our memory, and on our stack, of which it changes nothing: it has registers, the
+   list and the kernel. We wait, without the interpreter lock, until it has exec'd or ended: something inside may stop
+   it with a signal, and a thread of ours must be able to help.
 2. No signal is delivered while it runs on our memory, as it would have our handlers.
 3. A call that must not fail and does is reported with its number, and the child ends.
 4. In a rehearsal the first call has the kernel end the child with us. PID 1 takes everybody along as it is.
@@ -26,66 +27,18 @@ from typing import TYPE_CHECKING
 
 from atoll.agent.commands.group import group
 from atoll.agent.descriptors import limit
+from atoll.cpu.facts import to_bytes
+from atoll.cpu.own import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-CODE = (  # x86-64, as the test of it assembles it again. Called with the list's address; returns a pid, or -errno.
-    ("push %rbx", "53"),
-    ("push %r12", "4154"),
-    ("mov %rdi, %rbx", "4889fb"),
-    ("mov %rdi, %r12", "4989fc"),
-    # The first call is clone.
-    ("mov (%rbx), %rax", "488b03"),
-    ("mov 8(%rbx), %rdi", "488b7b08"),
-    ("mov 16(%rbx), %rsi", "488b7310"),
-    ("mov 24(%rbx), %rdx", "488b5318"),
-    ("mov 32(%rbx), %r10", "4c8b5320"),
-    ("mov 40(%rbx), %r8", "4c8b4328"),
-    ("syscall", "0f05"),
-    ("test %rax, %rax", "4885c0"),
-    ("jz .+6", "7404"),  # the child goes on behind this
-    ("pop %r12", "415c"),
-    ("pop %rbx", "5b"),
-    ("ret", "c3"),
-    # The child, for each of the others.
-    ("add $64, %rbx", "4883c340"),
-    ("mov (%rbx), %rax", "488b03"),
-    ("mov 8(%rbx), %rdi", "488b7b08"),
-    ("mov 16(%rbx), %rsi", "488b7310"),
-    ("mov 24(%rbx), %rdx", "488b5318"),
-    ("mov 32(%rbx), %r10", "4c8b5320"),
-    ("mov 40(%rbx), %r8", "4c8b4328"),
-    ("syscall", "0f05"),
-    ("test %rax, %rax", "4885c0"),
-    ("jns .-32", "79de"),  # it went well: the next
-    ("cmpq $0, 48(%rbx)", "48837b3000"),
-    ("je .-39", "74d7"),  # it may fail: the next
-    ("mov %rax, 56(%r12)", "4989442438"),
-    ("mov $127, %edi", "bf7f000000"),
-    ("mov $60, %eax", "b83c000000"),  # exit
-    ("syscall", "0f05"),
-)
 
 # A call in the list: its number, five arguments, whether it must not fail, and in the first what became of it.
 _POINTER = struct.Struct("P")
 _ENTRY, _NONE = struct.Struct("8q"), (0,) * 5
 _OUTCOME = 56
 _SIGNAL_AT_OUR_END = _ENTRY.size + 16  # the second argument of the second call
-_WRITE, _OPEN, _CLOSE, _SIGACTION, _SIGMASK, _DUP2, _CLONE, _EXECVE, _FCNTL, _SETSID, _PRCTL = (
-    1,
-    2,
-    3,
-    13,
-    14,
-    33,
-    56,
-    59,
-    72,
-    112,
-    157,
-)
-_CLONE_VM, _CLONE_VFORK, _SETFD, _SET_SIGNAL_AT_PARENTS_END = 0x100, 0x4000, 2, 1
+_AT_FDCWD, _CLONE_VM, _CLONE_VFORK, _SETFD, _SET_SIGNAL_AT_PARENTS_END = -100, 0x100, 0x4000, 2, 1
 _MOST_CALLS = 16  # of those that differ from process to process
 _SIGNAL_SET = 8  # bytes
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
@@ -99,9 +52,9 @@ def make_vector(words: Sequence[str]) -> Vector:
     return (ctypes.c_char_p * (len(words) + 1))(*map(os.fsencode, words), None)
 
 
-def _call(number: int, *arguments: int, must: bool = True) -> bytes:
+def _call(name: str, *arguments: int, must: bool = True) -> bytes:
     """An entry of the list."""
-    return _ENTRY.pack(number, *arguments, *_NONE[len(arguments) :], must, 0)
+    return _ENTRY.pack(OWN.calls[name], *arguments, *_NONE[len(arguments) :], must, 0)
 
 
 class DescriptorActions:
@@ -111,11 +64,11 @@ class DescriptorActions:
         self.calls = b""
 
     def copy(self, fd: int, target: int) -> None:
-        self.calls += _call(_FCNTL, fd, _SETFD, 0) if fd == target else _call(_DUP2, fd, target)
+        self.calls += _call("fcntl", fd, _SETFD, 0) if fd == target else _call("dup3", fd, target, 0)
 
     def open_null(self, target: int, flags: int) -> None:
         """All below `target` must be open: the kernel gives the lowest number that is free."""
-        self.calls += _call(_CLOSE, target, must=False) + _call(_OPEN, ctypes.addressof(_NULL), flags)
+        self.calls += _call("close", target, must=False) + _call("openat", _AT_FDCWD, ctypes.addressof(_NULL), flags)
 
 
 @lru_cache(maxsize=256)  # one command after another gets the same numbers
@@ -135,7 +88,7 @@ def vfork_exec(path: str, argv: Sequence[str], env: Vector, actions: DescriptorA
     """The pid of a new process among the commands, in its own session, its signals at their defaults."""
     words = make_vector([path, *argv])  # one more, in front, so that the program's address is in it too
     program, start = _POINTER.unpack_from(words)[0], ctypes.addressof(words) + _POINTER.size
-    execve = _call(_EXECVE, program, start, ctypes.addressof(env))
+    execve = _call("execve", program, start, ctypes.addressof(env))
     with limit:
         pid = _maker.make(_joins(group.joins) + actions.calls + execve)
     if pid < 0:
@@ -155,7 +108,7 @@ def ending_with_us() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _joins(fds: tuple[int, ...]) -> bytes:
-    return b"".join([_call(_WRITE, fd, ctypes.addressof(_OURSELVES), 1) for fd in fds])
+    return b"".join([_call("write", fd, ctypes.addressof(_OURSELVES), 1) for fd in fds])
 
 
 class _Maker:
@@ -163,17 +116,24 @@ class _Maker:
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._page.write(bytes.fromhex("".join(code for _, code in CODE)))
+        self._page.write(to_bytes(OWN.execute_list))
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
         executable = mmap.PROT_READ | mmap.PROT_EXEC
+        # Where instructions are cached apart from data, the kernel sees to both at this change.
         if _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), executable):
             raise MemoryError("no memory may hold code")
         self._run = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(address)
         # All of them: those that Python ignores, and those that the C library keeps for itself and would leave ignored.
         numbers = (number for number in range(1, signal.NSIG) if number not in _UNCATCHABLE)
-        first = _call(_CLONE, _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD) + _call(_PRCTL, _SET_SIGNAL_AT_PARENTS_END, 0)
-        first += b"".join(_call(_SIGACTION, number, ctypes.addressof(_DEFAULT), 0, _SIGNAL_SET) for number in numbers)
-        first += _call(_SIGMASK, signal.SIG_SETMASK, ctypes.addressof(_NO_SIGNALS), 0, _SIGNAL_SET) + _call(_SETSID)
+        first = _call("clone", _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD) + _call(
+            "prctl", _SET_SIGNAL_AT_PARENTS_END, 0
+        )
+        first += b"".join(
+            _call("rt_sigaction", number, ctypes.addressof(_DEFAULT), 0, _SIGNAL_SET) for number in numbers
+        )
+        first += _call("rt_sigprocmask", signal.SIG_SETMASK, ctypes.addressof(_NO_SIGNALS), 0, _SIGNAL_SET) + _call(
+            "setsid"
+        )
         self._list = ctypes.create_string_buffer(first, len(first) + _MOST_CALLS * _ENTRY.size)
         self._start = ctypes.addressof(self._list)
         self._outcome = memoryview(self._list).cast("B")[_OUTCOME : _OUTCOME + 8].cast("q")
@@ -200,7 +160,7 @@ class _Maker:
 
 def _set_mask(mask: ctypes.Array[ctypes.c_char], before: ctypes.Array[ctypes.c_char] | None) -> None:
     """Straight to the kernel, since the C library keeps two signals to itself."""
-    _libc.syscall(_SIGMASK, signal.SIG_SETMASK, mask, before, _SIGNAL_SET)
+    _libc.syscall(OWN.calls["rt_sigprocmask"], signal.SIG_SETMASK, mask, before, _SIGNAL_SET)
 
 
 _NULL = ctypes.create_string_buffer(b"/dev/null")

@@ -30,6 +30,7 @@ from atoll.agent.commands.group import group
 from atoll.agent.commands.spawn import no_room
 from atoll.agent.files.files import perform
 from atoll.agent.files.worker import Order, Progress, WorkerProcess, encode_order, receive_packet, send_packet
+from atoll.cpu.own import OWN
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import Call, WatchFiles
 from atoll.protocol.messages import encode_message
@@ -51,7 +52,6 @@ PROCESS_NAME = b"atoll-files"
 
 _CONTROL = 3  # where a worker has its end
 _PR_SET_NAME = 15
-_SYS_CLOSE_RANGE = 436
 _libc = ctypes.CDLL(None)
 
 
@@ -310,7 +310,9 @@ def _become_worker(control: int, progress: mmap.mmap) -> NoReturn:
         gc.freeze()  # what is the agent's stays as it is: to collect it would close descriptors that are not its own
         os.dup2(control, _CONTROL, inheritable=False)
         # Not os.closerange, which may have been built to try every number.
-        _libc.syscall(ctypes.c_long(_SYS_CLOSE_RANGE), ctypes.c_uint(_CONTROL + 1), ctypes.c_uint(0xFFFFFFFF), 0)
+        _libc.syscall(
+            ctypes.c_long(OWN.calls["close_range"]), ctypes.c_uint(_CONTROL + 1), ctypes.c_uint(0xFFFFFFFF), 0
+        )
         os.umask(0)
         WorkerProcess(_CONTROL, progress, perform).serve()
     finally:

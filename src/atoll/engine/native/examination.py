@@ -13,6 +13,7 @@ import re
 import tempfile
 from functools import partial
 
+from atoll.cpu.own import CPUS, OWN
 from atoll.engine.native import capacity, group_examination, mounts, preflight, syscalls
 from atoll.engine.native.probe_child import Inside, ProbeFailed, mapped_child, probe_child
 from atoll.engine.native.seccomp import FILTER, SeccompFilter
@@ -42,10 +43,15 @@ _STAGE = "/tmp"  # somewhere that exists and that everyone may enter; covered on
 def checks(ground: str) -> list[Check]:
     """`ground` is the directory in which the state directory is, or would be made."""
     idmap = {"idmap of /usr": "/usr", "idmap of the state": ground}
-    return [
+    machine = [
         Check(Area.MACHINE, "root", check_root),
         Check(Area.MACHINE, "system", partial(check_system, platform.system(), platform.machine())),
         Check(Area.MACHINE, "kernel", lambda: ok(preflight.check_kernel(platform.release()))),
+    ]
+    if OWN.name not in CPUS:  # nothing can be tried without the numbers of its system calls
+        return machine
+    return [
+        *machine,
         Check(Area.ISOLATION, "namespaces", check_namespaces),
         Check(Area.ISOLATION, "namespace limits", capacity.check_namespaces),
         Check(Area.ISOLATION, "user ids", check_uid_ranges, needs_root=True),

@@ -10,10 +10,10 @@ import os
 import platform
 import re
 
+from atoll.cpu.own import check_cpu
 from atoll.protocol.errors import ErrorCode, error
 
 MINIMUM_KERNEL = (5, 19)  # overlay mounts on idmapped layers
-MACHINES = ("x86_64",)
 
 
 def check_machine() -> None:
@@ -30,12 +30,7 @@ def check_architecture(system: str, machine: str) -> str:
             f"sandboxes need Linux; this is {system}",
             remedy="Run a server on Linux, and point ATOLL_URL at it.",
         )
-    if machine not in MACHINES:
-        raise error(
-            ErrorCode.MACHINE_NOT_SUPPORTED,
-            f"the system-call filter is made for {', '.join(MACHINES)}; this is {machine}",
-            remedy="Run a server on an x86-64 machine.",
-        )
+    check_cpu(machine)
     return f"{system} on {machine}"
 
 

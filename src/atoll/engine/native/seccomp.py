@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 
-FILTER = os.path.join(os.path.dirname(__file__), "seccomp_x86_64.bpf")
+from atoll.cpu.own import OWN
+
+FILTER = os.path.join(os.path.dirname(__file__), f"seccomp_{OWN.name}.bpf")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

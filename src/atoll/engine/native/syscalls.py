@@ -7,20 +7,12 @@ import os
 import random
 from enum import IntFlag
 
+from atoll.cpu.own import OWN
+
 _libc = ctypes.CDLL(None, use_errno=True)
 # Holds the interpreter lock over the call, as fork needs it: no other thread may run while the process is copied.
 _libc_locked = ctypes.PyDLL(None, use_errno=True)
 _python = ctypes.pythonapi
-
-_SYS_PIVOT_ROOT = 155  # x86-64; the ones below have the same number on every architecture
-_SYS_OPEN_TREE = 428
-_SYS_MOVE_MOUNT = 429
-_SYS_FSOPEN = 430
-_SYS_FSCONFIG = 431
-_SYS_FSMOUNT = 432
-_SYS_CLONE3 = 435
-_SYS_CLOSE_RANGE = 436
-_SYS_MOUNT_SETATTR = 442
 
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
@@ -119,7 +111,7 @@ def clone3(namespaces: Namespace, cgroup: int | None = None) -> int:
         arguments.flags |= _CLONE_INTO_CGROUP
         arguments.cgroup = cgroup
     _python.PyOS_BeforeFork()
-    pid: int = _libc_locked.syscall(_SYS_CLONE3, ctypes.byref(arguments), ctypes.sizeof(arguments))
+    pid: int = _libc_locked.syscall(OWN.calls["clone3"], ctypes.byref(arguments), ctypes.sizeof(arguments))
     if pid == 0:
         _python.PyOS_AfterFork_Child()
         return 0
@@ -140,7 +132,7 @@ class SiblingMaker:
     def __init__(self, namespaces: Namespace) -> None:
         self._namespaces = int(namespaces) | _CLONE_PARENT
         self._arguments = _CloneArguments()
-        self._call = (_SYS_CLONE3, ctypes.byref(self._arguments), ctypes.sizeof(self._arguments))
+        self._call = (OWN.calls["clone3"], ctypes.byref(self._arguments), ctypes.sizeof(self._arguments))
 
     def make(self, cgroup: int | None = None) -> int:
         """If `cgroup` is given, into that control group of version 2. In the child this returns 0."""
@@ -164,7 +156,7 @@ def setns(fd: int, namespaces: Namespace) -> None:
 def open_tree(path: str, *, recursive: bool = False) -> int:
     """A detached copy of the mount at `path`, as a descriptor; if asked, with the mounts below it."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0)
-    return _syscall(_SYS_OPEN_TREE, ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
+    return _syscall("open_tree", ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
 
 
 def hold_mount(path: str) -> int:
@@ -176,7 +168,7 @@ def mount_setattr(tree: int, attributes: MountAttribute, userns_fd: int = 0) -> 
     """Change a detached mount; with IDMAP, show its files through the id map of `userns_fd`."""
     value = _MountAttributes(set=attributes, userns_fd=userns_fd)
     size = ctypes.c_size_t(ctypes.sizeof(value))
-    _syscall(_SYS_MOUNT_SETATTR, ctypes.c_int(tree), b"", ctypes.c_uint(_AT_EMPTY_PATH), ctypes.byref(value), size)
+    _syscall("mount_setattr", ctypes.c_int(tree), b"", ctypes.c_uint(_AT_EMPTY_PATH), ctypes.byref(value), size)
 
 
 def mount_setattr_at(path: bytes, attributes: MountAttribute) -> None:
@@ -184,7 +176,7 @@ def mount_setattr_at(path: bytes, attributes: MountAttribute) -> None:
     value = _MountAttributes(set=attributes)
     size = ctypes.c_size_t(ctypes.sizeof(value))
     _syscall(
-        _SYS_MOUNT_SETATTR,
+        "mount_setattr",
         ctypes.c_int(_AT_FDCWD),
         path,
         ctypes.c_uint(0),
@@ -196,7 +188,7 @@ def mount_setattr_at(path: bytes, attributes: MountAttribute) -> None:
 def move_mount(tree: int, target: str) -> None:
     """Attach a detached mount at `target`, or move an attached one there."""
     flags = ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)
-    _syscall(_SYS_MOVE_MOUNT, ctypes.c_int(tree), b"", ctypes.c_int(_AT_FDCWD), os.fsencode(target), flags)
+    _syscall("move_mount", ctypes.c_int(tree), b"", ctypes.c_int(_AT_FDCWD), os.fsencode(target), flags)
 
 
 def mount(source: str | None, target: str, fstype: str | None, flags: MountFlag, data: str | None = None) -> None:
@@ -213,7 +205,7 @@ class NewFilesystem:
     """A file system in the making, which needs no mount point: `mount` gives it as a detached mount."""
 
     def __init__(self, fstype: str, flags: tuple[str, ...] = (), **options: str) -> None:
-        self._fd = _syscall(_SYS_FSOPEN, fstype.encode(), ctypes.c_uint(_FSOPEN_CLOEXEC))
+        self._fd = _syscall("fsopen", fstype.encode(), ctypes.c_uint(_FSOPEN_CLOEXEC))
         try:
             for flag in flags:
                 self._configure(_FSCONFIG_SET_FLAG, flag)
@@ -225,9 +217,7 @@ class NewFilesystem:
             raise
 
     def mount(self, attributes: MountAttribute) -> int:
-        return _syscall(
-            _SYS_FSMOUNT, ctypes.c_int(self._fd), ctypes.c_uint(_FSMOUNT_CLOEXEC), ctypes.c_uint(attributes)
-        )
+        return _syscall("fsmount", ctypes.c_int(self._fd), ctypes.c_uint(_FSMOUNT_CLOEXEC), ctypes.c_uint(attributes))
 
     def make_read_only(self) -> None:
         """The file system itself, for good, however it is mounted."""
@@ -239,7 +229,7 @@ class NewFilesystem:
 
     def _configure(self, command: int, name: str | None = None, value: str | None = None) -> None:
         words = [None if word is None else word.encode() for word in (name, value)]
-        _syscall(_SYS_FSCONFIG, ctypes.c_int(self._fd), ctypes.c_uint(command), *words, ctypes.c_int(0))
+        _syscall("fsconfig", ctypes.c_int(self._fd), ctypes.c_uint(command), *words, ctypes.c_int(0))
 
 
 def detach(target: str) -> None:
@@ -249,12 +239,12 @@ def detach(target: str) -> None:
 
 def pivot_root_here() -> None:
     """Make the current directory the root; the old root is then mounted over "." until it is detached."""
-    _syscall(_SYS_PIVOT_ROOT, b".", b".")
+    _syscall("pivot_root", b".", b".")
 
 
 def close_from(first: int) -> None:
     """Close every descriptor from `first` on."""
-    _syscall(_SYS_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(0))
+    _syscall("close_range", ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(0))
 
 
 def open_watch() -> int:
@@ -293,8 +283,8 @@ def overwrite_arguments(title: bytes) -> None:
     ctypes.memmove(start, title, min(len(title), end - start - 1))
 
 
-def _syscall(number: int, *arguments: object) -> int:
-    return _check(_libc.syscall(ctypes.c_long(number), *arguments))
+def _syscall(name: str, *arguments: object) -> int:
+    return _check(_libc.syscall(ctypes.c_long(OWN.calls[name]), *arguments))
 
 
 def _check(result: int) -> int:
