@@ -378,7 +378,7 @@ def _write_host_name(etc: str, name: str) -> None:
 
 
 def _set_up_network() -> None:
-    """Loopback up. Nobody may ping: what waits in sockets for that is counted for nobody, and grows by 4 GB a second."""
+    """Loopback up. Nobody may ping: what waits in sockets for that is counted for nobody, and grows by 4 GB/s."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = _INTERFACE_REQUEST.pack(b"lo", _IFF_UP)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
