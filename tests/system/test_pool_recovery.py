@@ -95,7 +95,13 @@ async def stopped(roster: Roster, name: str) -> str:
 
 
 async def recovered(machine: Machine) -> None:
-    await eventually(lambda: machine.storage.problem() is None)
+    await eventually(lambda: can_use_disks(machine))
+
+
+def can_use_disks(machine: Machine) -> bool:
+    with suppress(AtollError), machine._using_disks():
+        return True
+    return False
 
 
 async def make(roster: Roster, *names: str) -> None:

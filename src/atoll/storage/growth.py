@@ -22,7 +22,7 @@ SHRINK_STEP = GIB
 BUSY_SECONDS, QUIET_SECONDS = 0.1, 0.25
 QUIET_PER_SECOND = MIB  # who writes less than that does not need the room that lies idle
 BURST_PER_SECOND = 2 * GIB  # that nobody has seen coming
-HOST_RESERVE = GIB
+HOST_RESERVE, LEAST_HOST_RESERVE = GIB, 32 * MIB  # the database and images are there as well
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def host_reserve(self) -> int:
         """What the pool leaves to others on the host's disk."""
-        return min(HOST_RESERVE, self.host_total // 50)
+        return min(HOST_RESERVE, max(LEAST_HOST_RESERVE, self.host_total // 50))
 
     @property
     def host_spare(self) -> int:
