@@ -73,6 +73,12 @@ def mapped_files() -> set[str]:
     return found
 
 
+def test_one_place_chooses_the_engine() -> None:
+    others = (path for path in modules() if part_of(path) != "engine/native")
+    native = {path for path in others if "engine/native" in imported_parts(path)}
+    assert native == {SOURCE / "engine/choose.py"}
+
+
 def test_the_map_names_every_file_and_no_other() -> None:
     tree = {
         str(path.relative_to(SOURCE))

@@ -14,9 +14,9 @@ from atoll.attacks.resources import UNSENT_CROWD
 from atoll.engine.base import Event, EventKind
 from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import linked, native
 
 SERVER = """
 import socket, sys
@@ -52,7 +52,7 @@ async def test_a_socket_reaches_a_service_on_the_sandboxs_own_loopback(
     host_box: Box, machine: Machine, family: str, address: str
 ) -> None:
     await serve(host_box, family, address, 8080)
-    with await machine.engine.open_socket(host_box.live, 8080) as peer:
+    with await machine.engine.open_port(host_box.live, 8080) as peer:
         assert await everything_from(peer) == b"hello from inside"
 
 
@@ -60,7 +60,7 @@ async def test_ports_of_two_sandboxes_are_two_ports(neighbours: tuple[Box, Box],
     one, other = neighbours
     await serve(one, "AF_INET", "127.0.0.1", 9000)
     with pytest.raises(AtollError) as caught:
-        await machine.engine.open_socket(other.live, 9000)
+        await machine.engine.open_port(other.live, 9000)
     assert caught.value.code == ErrorCode.PORT_NOT_OPEN
     assert "9000" in str(caught.value) and caught.value.remedy
     with socket.socket() as host, pytest.raises(OSError):
@@ -70,21 +70,21 @@ async def test_ports_of_two_sandboxes_are_two_ports(neighbours: tuple[Box, Box],
 @pytest.mark.parametrize("port", [0, -1, 65_536])
 async def test_a_number_that_is_no_port_is_refused(box: Box, machine: Machine, port: int) -> None:
     with pytest.raises(AtollError) as caught:
-        await machine.engine.open_socket(box.live, port)
+        await machine.engine.open_port(box.live, port)
     assert caught.value.code == ErrorCode.INVALID_PORT
 
 
 async def test_a_sandbox_that_has_ended_has_no_ports(box: Box, machine: Machine) -> None:
-    os.kill(box.live.process.pid, signal.SIGKILL)
+    os.kill(native(box.live).process.pid, signal.SIGKILL)
     await machine.engine.wait(box.live)
     with pytest.raises(AtollError) as caught:
-        await machine.engine.open_socket(box.live, 80)
+        await machine.engine.open_port(box.live, 80)
     assert caught.value.code == ErrorCode.SANDBOX_NOT_RUNNING
 
 
 async def test_many_sockets_at_once_and_some_given_up(host_box: Box, machine: Machine) -> None:
     await serve(host_box, "AF_INET", "127.0.0.1", 8080)
-    tasks = [asyncio.create_task(machine.engine.open_socket(host_box.live, 8080)) for _ in range(60)]
+    tasks = [asyncio.create_task(machine.engine.open_port(host_box.live, 8080)) for _ in range(60)]
     for task in tasks[::3]:
         await asyncio.sleep(0)
         task.cancel()
@@ -99,14 +99,14 @@ async def test_many_sockets_at_once_and_some_given_up(host_box: Box, machine: Ma
 async def test_the_nursery_is_home_again_after_a_visit(host_box: Box, machine: Machine) -> None:
     assert isinstance(machine.engine, NativeEngine)
     await serve(host_box, "AF_INET", "127.0.0.1", 8080)
-    (await machine.engine.open_socket(host_box.live, 8080)).close()
+    (await machine.engine.open_port(host_box.live, 8080)).close()
     assert os.readlink(f"/proc/{machine.engine.nursery_pid}/ns/net") == os.readlink("/proc/self/ns/net")
 
 
 @pytest.fixture
 async def small(machine: Machine) -> AsyncIterator[Box]:
     live = await machine.create("small", limits={"memory": "64MiB"})
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         yield Box(live, link, "host")
     await machine.destroy(live)
 
@@ -124,7 +124,7 @@ async def test_running_out_of_memory_and_the_end_are_events(small: Box, machine:
         hog = await small.run("python3", "-c", "x = b'x' * 200_000_000")
         assert hog.done.exit_code == 128 + signal.SIGKILL
         assert await seen.get() == Event(kind=EventKind.OOM_KILLED, oom_kills=number)
-    os.kill(small.live.process.pid, signal.SIGKILL)
+    os.kill(native(small.live).process.pid, signal.SIGKILL)
     assert await seen.get() == Event(kind=EventKind.ENDED, oom_kills=2)
     await listener
 
@@ -154,5 +154,5 @@ async def test_several_may_listen_and_one_may_stop(box: Box, machine: Machine) -
     tasks = [asyncio.create_task(last()) for _ in range(3)]
     await asyncio.sleep(0)
     tasks.pop().cancel()
-    os.kill(box.live.process.pid, signal.SIGKILL)
+    os.kill(native(box.live).process.pid, signal.SIGKILL)
     assert {event.kind for event in await asyncio.gather(*tasks)} == {EventKind.ENDED}

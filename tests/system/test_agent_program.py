@@ -14,7 +14,7 @@ import pytest
 
 from atoll.agent.scratch import PLACES
 from atoll.protocol.commands import Exec, ExecShell
-from atoll.supervisor.agent_link import AgentLink
+from tests.native import linked_at
 
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -44,7 +44,7 @@ async def test_the_agent_runs_as_pid_1_of_a_namespace_and_serves_the_host(tmp_pa
             pass_fds=[listener.fileno()],
             env={"PATH": "/usr/bin:/bin", "COLOUR": "blue"},
         )
-    async with AgentLink(path) as link:
+    async with linked_at(path) as link:
         output = await link.run(Exec(argv=["sh", "-c", "echo $PPID $COLOUR; cat /proc/1/cmdline | tr '\\0' ' '"]))
         await link.run(ExecShell(command="colour() { echo $COLOUR; }"))
         shown = await link.run(ExecShell(command="colour"))

@@ -13,7 +13,7 @@ from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.server.connections import Departure
 from atoll.server.relay import Requests
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_link import AgentLink
+from tests.native import linked_at
 
 
 async def test_frames_without_a_byte_leave_the_others_their_turns(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ async def test_frames_without_a_byte_leave_the_others_their_turns(tmp_path: Path
     async def receive() -> Message:
         return messages.pop(0)
 
-    async with AgentLink(tmp_path / "agent.sock") as link:
+    async with linked_at(tmp_path / "agent.sock") as link:
         feeding = asyncio.create_task(Requests(receive, Departure()).feed(AgentConnection(link)))
         turns = 0
         while not feeding.done():

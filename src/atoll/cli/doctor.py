@@ -17,7 +17,7 @@ from rich.text import Text
 
 from atoll import __version__
 from atoll.cli.tables import open_console, print_document
-from atoll.engine.native import examination as engine
+from atoll.engine.choose import chosen_engine
 from atoll.images import examination as images
 from atoll.storage import examination as storage
 from atoll.supervisor import trial
@@ -68,7 +68,7 @@ def doctor(context: click.Context, as_json: bool, no_trial: bool, state_dir: Pat
 
 def examine_machine(state: Path, *, with_trial: bool) -> Report:
     ground, is_root = storage.nearest_directory(state), os.geteuid() == 0
-    checks = [*engine.checks(str(ground)), *storage.checks(state), *images.checks()]
+    checks = [*chosen_engine().checks(ground), *storage.checks(state), *images.checks()]
     findings = [examine(check, is_root=is_root) for check in checks]
     if with_trial and is_fit(findings):
         findings.append(examine(trial.check(ground), is_root=is_root))

@@ -1,4 +1,4 @@
-"""The host's side of an agent's socket. Every byte that arrives is treated as hostile.
+"""The host's side of the way to an agent. Every byte that arrives is treated as hostile.
 
 Rules:
 1. One operation per connection at a time; a free connection is kept for the next.
@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import os
 import socket
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from atoll.engine.base import Capability
 from atoll.protocol.agents import Ping, Pong, decode_pong
 from atoll.protocol.calls import encode_call
 from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
@@ -49,18 +49,17 @@ from atoll.supervisor.patience import deadline
 from atoll.supervisor.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable
+
+    from atoll.engine.base import Engine, LiveSandbox
 
 IDLE_CONNECTIONS = 8
 IDLE_SECONDS = 30.0  # that a connection is kept for: a new one takes a fifth of a millisecond
-MAX_SOCKET_PATH = 107
 MAX_UNDER_WAY = 512  # operations, as the agent has it; each may hold a frame of the largest kind
 CONNECT_TIMEOUT = 10.0
 ANSWER_GRACE = 30.0  # on top of a command's own timeout
 MAX_OUTPUT_KEPT = 64 * 2**20
-CONNECT_PAUSES = (0.005, 0.01, 0.02, 0.05)
-SENT_AHEAD = 2**20  # the kernel gives twice its default at most: large files go twice as far without a wait
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 T = TypeVar("T")
@@ -76,15 +75,20 @@ class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentLink:
-    """All connections to one agent, that of `sandbox` if errors are to name it."""
+    """All connections to one agent, that of `sandbox` if errors are to name it. `connect` makes one of them.
 
-    def __init__(self, socket_path: Path, sandbox: str | None = None) -> None:
-        self._path = socket_path
+    `tells_unread` is for connections that say, when they break, whether the agent had read everything.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[socket.socket]], sandbox: str | None = None, *, tells_unread: bool = False
+    ) -> None:
+        self._connect_once = connect
+        self.tells_unread = tells_unread
         self._is_closed = False
         everyone.add(self)
         self._idle: deque[AgentConnection] = deque()
         self._busy: dict[AgentConnection, None] = {}  # in the order in which they began
-        self._connecting = asyncio.Lock()
         self.turns = Turns()
         self.sandbox = sandbox
         self.ending = WHEN_ENDED  # what operations are told that it takes along
@@ -206,30 +210,37 @@ class AgentLink:
             raise unreachable(cause) from cause
 
     async def _connect(self) -> AgentConnection:
-        peer = open_peer()
+        peer = await self._open()
         try:
-            peer.setblocking(False)
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD)
-            try:
-                connect(peer, self._path)
-            except BlockingIOError:
-                await self._wait_in_line(peer)
-            _, protocol = await asyncio.get_running_loop().create_unix_connection(
-                lambda: AgentConnection(self), sock=peer
-            )
+            loop = asyncio.get_running_loop()
+            wrap = loop.create_unix_connection if peer.family == socket.AF_UNIX else loop.create_connection
+            _, protocol = await wrap(lambda: AgentConnection(self), sock=peer)
         except BaseException:
             peer.close()
             raise
         return protocol
 
-    async def _wait_in_line(self, peer: socket.socket) -> None:
-        """So many wait already that the agent takes no more. A Unix socket cannot tell us when; so one of us tries."""
-        async with self._connecting:
-            for pause in itertools.chain(CONNECT_PAUSES, itertools.repeat(CONNECT_PAUSES[-1])):
-                await asyncio.sleep(pause)
-                with suppress(BlockingIOError):
-                    connect(peer, self._path)
-                    break
+    async def _open(self) -> socket.socket:
+        """A way to the agent. If descriptors run short, connections that nobody uses are closed for it."""
+        for is_last in (False, True):
+            try:
+                peer = await self._connect_once()
+            except OSError as problem:
+                if is_last or problem.errno not in OUT_OF_DESCRIPTORS:
+                    raise
+            else:
+                if not is_reserved(peer.fileno()):
+                    return peer
+                peer.close()
+            if not is_last:
+                let_all_idle_go()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def link_to(engine: Engine, sandbox: LiveSandbox, name: str | None = None) -> AgentLink:
+    """The link to the agent of a sandbox, by the way that its engine knows."""
+    tells_unread = Capability.TELLS_UNREAD in engine.capabilities
+    return AgentLink(partial(engine.connect, sandbox), name, tells_unread=tells_unread)
 
 
 def check_room() -> None:
@@ -243,35 +254,6 @@ def check_room() -> None:
 def let_all_idle_go() -> None:
     for link in list(everyone):
         link.let_idle_go(0)
-
-
-def open_peer() -> socket.socket:
-    """A socket. If descriptors run short, connections that nobody uses are closed for it."""
-    for is_last in (False, True):
-        try:
-            peer = socket.socket(socket.AF_UNIX)
-        except OSError:
-            if is_last:
-                raise
-        else:
-            if not is_reserved(peer.fileno()):
-                return peer
-            peer.close()
-        if not is_last:
-            let_all_idle_go()
-    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-def connect(peer: socket.socket, path: Path) -> None:
-    """A socket's path may have 107 bytes; through a descriptor of its directory it always fits."""
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
-        peer.connect(str(path))
-        return
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        peer.connect(f"/proc/self/fd/{directory}/{path.name}")
-    finally:
-        os.close(directory)
 
 
 class Operation:
