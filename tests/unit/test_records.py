@@ -256,7 +256,9 @@ def test_one_of_before_handles_whose_process_makes_no_sense_has_no_handle_that_d
     assert NativeHandle.decode(found.handle) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{", b"\xff", b'{"process": {"boot_id": "x"}}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"null", b"{", b"\xff", b'{"process": {"boot_id": "x"}}', b'{"a": ' + b"[" * 100_000]
+)
 def test_what_is_no_record_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError):
         decode_record(content, ONE)

@@ -68,5 +68,5 @@ def decode(content: bytes | None) -> DiskRecord | None:
         if kept.version != VERSION:
             return None
         return DiskRecord(mark=kept.mark, boot_id=kept.boot_id, record=read_record(kept.record))
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError):
         return None

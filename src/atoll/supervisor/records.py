@@ -202,7 +202,7 @@ def decode_record(content: bytes | str, sandbox: SandboxId) -> SandboxRecord:
     """Raises ValueError if it is not the record of this sandbox."""
     try:
         record = read_record(content)
-    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError) as cause:
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError, RecursionError) as cause:
         raise ValueError(str(cause)) from cause
     if record.id != sandbox:
         raise ValueError(f"it is of sandbox {record.id!r:.100}")
