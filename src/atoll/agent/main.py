@@ -41,7 +41,8 @@ from atoll.agent.sessions.sessions import SessionRegistry
 from atoll.agent.sessions.shell_script import RESTORE, STATES
 from atoll.agent.terminals.terminals import TerminalRegistry
 from atoll.cpu.own import OWN
-from atoll.protocol.agents import PROTOCOL_VERSION, Ping, Pong
+from atoll.protocol.agents import Ping, Pong
+from atoll.protocol.versions import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

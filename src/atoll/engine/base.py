@@ -40,12 +40,14 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
 class LiveSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A sandbox that was started. `generation` tells this time from every other that its id was or will be.
 
-    `handle` is what its engine finds it by; empty for one that never was started.
+    `handle` is what its engine finds it by; empty for one that never was started. `protocol` is the version that its
+    agent speaks, if the engine knows: of one that was adopted nobody does before it was asked.
     """
 
     id: SandboxId
     handle: str
     generation: str
+    protocol: int | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,6 +68,7 @@ class ErrorCode(StrEnum):
     INVALID_API_KEY = "INVALID_API_KEY"
     KEY_NOT_FOUND = "KEY_NOT_FOUND"
     NOT_AVAILABLE_YET = "NOT_AVAILABLE_YET"
+    SDK_TOO_OLD = "SDK_TOO_OLD"
     # Something happened to, or inside, the sandbox.
     PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED"
     TOO_MANY_SESSIONS = "TOO_MANY_SESSIONS"
@@ -86,6 +87,7 @@ class ErrorCode(StrEnum):
     AGENT_LOST = "AGENT_LOST"
     AGENT_TIMEOUT = "AGENT_TIMEOUT"
     AGENT_MISBEHAVED = "AGENT_MISBEHAVED"
+    AGENT_TOO_OLD = "AGENT_TOO_OLD"
     # The machine lacks something; its operator must act.
     NOT_ROOT = "NOT_ROOT"
     KERNEL_TOO_OLD = "KERNEL_TOO_OLD"
@@ -106,6 +108,7 @@ class ErrorCode(StrEnum):
     TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS"
     SERVER_NOT_REACHABLE = "SERVER_NOT_REACHABLE"
     SERVER_LOST = "SERVER_LOST"
+    SERVER_TOO_OLD = "SERVER_TOO_OLD"
     STATE_DIRECTORY_IN_USE = "STATE_DIRECTORY_IN_USE"
     # We are wrong.
     NURSERY_FAILED = "NURSERY_FAILED"
@@ -362,6 +365,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.AGENT_LOST: AgentLostError,
     ErrorCode.AGENT_TIMEOUT: AgentTimeoutError,
     ErrorCode.AGENT_MISBEHAVED: AgentMisbehavedError,
+    ErrorCode.AGENT_TOO_OLD: SandboxError,
     ErrorCode.NOT_ROOT: NotRootError,
     ErrorCode.KERNEL_TOO_OLD: HostError,
     ErrorCode.MACHINE_NOT_SUPPORTED: HostError,
@@ -386,10 +390,12 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.INVALID_API_KEY: InvalidKeyError,
     ErrorCode.KEY_NOT_FOUND: NotFoundError,
     ErrorCode.NOT_AVAILABLE_YET: NotAvailableYetError,
+    ErrorCode.SDK_TOO_OLD: CallerError,
     ErrorCode.ADDRESS_NOT_USABLE: HostError,
     ErrorCode.TOO_MANY_CONNECTIONS: HostError,
     ErrorCode.SERVER_NOT_REACHABLE: ServerLostError,
     ErrorCode.SERVER_LOST: ServerLostError,
+    ErrorCode.SERVER_TOO_OLD: HostError,
     ErrorCode.STATE_DIRECTORY_IN_USE: HostError,
 }
 

@@ -9,7 +9,9 @@ Rules:
 4. An agent that stands still takes no call's time alone: whoever has operations under way looks now and then whether it
    answers (`is_waited_for`, `ping`), and gives up on all of them if it does not.
 5. An agent that cannot tell whether it answered a call says LOST, with the call's number: that concerns no later one.
-6. SANDBOX_NOT_RUNNING means that the call was not taken, so it can be made again; AGENT_LOST, that nobody knows.
+6. An agent that an earlier server left is asked first which version of the protocol it speaks, and gets no call that
+   came later.
+7. SANDBOX_NOT_RUNNING means that the call was not taken, so it can be made again; AGENT_LOST, that nobody knows.
 """
 
 from __future__ import annotations
@@ -42,8 +44,9 @@ from atoll.protocol.sessions import (
     decode_session,
     decode_sessions,
 )
+from atoll.protocol.versions import PROTOCOL_VERSION, version_needed
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import WHEN_ENDED, decode, misbehaved, unreachable
+from atoll.supervisor.agent_failures import WHEN_ENDED, decode, misbehaved, too_old, unreachable
 from atoll.supervisor.descriptors import has_room, is_reserved, no_room
 from atoll.supervisor.patience import deadline
 from atoll.supervisor.turns import Turns
@@ -77,14 +80,22 @@ class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
 class AgentLink:
     """All connections to one agent, that of `sandbox` if errors are to name it. `connect` makes one of them.
 
-    `tells_unread` is for connections that say, when they break, whether the agent had read everything.
+    `tells_unread` is for connections that say, when they break, whether the agent had read everything. `protocol` is
+    the version that the agent speaks; None if it is to be asked, before its first call.
     """
 
     def __init__(
-        self, connect: Callable[[], Awaitable[socket.socket]], sandbox: str | None = None, *, tells_unread: bool = False
+        self,
+        connect: Callable[[], Awaitable[socket.socket]],
+        sandbox: str | None = None,
+        *,
+        tells_unread: bool = False,
+        protocol: int | None = PROTOCOL_VERSION,
     ) -> None:
         self._connect_once = connect
         self.tells_unread = tells_unread
+        self.protocol = protocol
+        self._asking = asyncio.Lock()
         self._is_closed = False
         everyone.add(self)
         self._idle: deque[AgentConnection] = deque()
@@ -149,6 +160,33 @@ class AgentLink:
     def operation(self, call: Call) -> Operation:
         """A connection on which `call` has been sent, as a context manager."""
         return Operation(self, encode_call(call), call.session_id if isinstance(call, Exec | ExecShell) else None)
+
+    @property
+    def may_be_old(self) -> bool:
+        """Whether there may be calls that the agent does not know."""
+        return self.protocol is None or self.protocol < PROTOCOL_VERSION
+
+    async def check(self, message: bytes) -> None:
+        """Raise if the agent is too old for this call."""
+        if self.protocol is None:
+            async with self._asking:
+                if self.protocol is None:
+                    self.protocol = await self._ask_protocol()
+        if self.protocol < (needed := version_needed(message)):
+            raise too_old(self.protocol, needed)
+
+    async def _ask_protocol(self) -> int:
+        """By a call that every agent knows."""
+        question = Operation(self, encode_call(Ping()))
+        connection = await question.begin()
+        try:
+            async with deadline(ANSWER_GRACE):
+                frame = await connection.next_frame()
+                if frame.kind is not FrameKind.DONE:
+                    raise misbehaved(f"the agent answered with {frame.kind.name}")
+                return decode(decode_pong, frame).protocol_version
+        finally:
+            self.take_back(connection)
 
     @property
     def is_waited_for(self) -> bool:
@@ -240,7 +278,7 @@ class AgentLink:
 def link_to(engine: Engine, sandbox: LiveSandbox, name: str | None = None) -> AgentLink:
     """The link to the agent of a sandbox, by the way that its engine knows."""
     tells_unread = Capability.TELLS_UNREAD in engine.capabilities
-    return AgentLink(partial(engine.connect, sandbox), name, tells_unread=tells_unread)
+    return AgentLink(partial(engine.connect, sandbox), name, tells_unread=tells_unread, protocol=sandbox.protocol)
 
 
 def check_room() -> None:
@@ -265,6 +303,11 @@ class Operation:
         self._session = session
 
     async def __aenter__(self) -> AgentConnection:
+        if self._link.may_be_old:
+            await self._link.check(self._message)
+        return await self.begin()
+
+    async def begin(self) -> AgentConnection:
         self._connection = await self._link.connection()
         self._link.take(self._connection)
         self._connection.begin(self._message, self._session)

@@ -34,6 +34,7 @@ from atoll.engine.native.preflight import check_machine
 from atoll.engine.native.watch import Ends, MemoryNews, Watch
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.rootfs import Overlay
+from atoll.protocol.versions import PROTOCOL_VERSION
 from atoll.telemetry.preparations import preparing
 
 EMBRYOS = 2
@@ -102,7 +103,7 @@ class NativeEngine:
         )
         held = Held.by(handle, pidfd, keeper)
         self._hoards.add(held.group, born.pid)
-        sandbox = LiveSandbox(id=spec.id, handle=handle.encode(), generation=spec.generation)
+        sandbox = LiveSandbox(id=spec.id, handle=handle.encode(), generation=spec.generation, protocol=PROTOCOL_VERSION)
         self._held[sandbox.handle] = held
         return sandbox
 
