@@ -64,9 +64,10 @@ def test_the_map_is_the_one_made_from_the_docstrings() -> None:
     subprocess.run([sys.executable, ROOT / "scripts/build_map.py", "--check"], check=True)
 
 
-def test_files_the_document_names_exist() -> None:
-    for name in re.findall(r"`((?:src|tests|benches|scripts|examples|docs)/[\w./-]+)`", DOCUMENT):
-        assert (ROOT / name).exists(), name
+def test_files_the_documents_name_exist() -> None:
+    for document in (DOCUMENT, *(path.read_text() for path in sorted((ROOT / "docs/decisions").glob("*.md")))):
+        for name in re.findall(r"`((?:src|tests|benches|scripts|examples|docs)/[\w./-]+)`", document):
+            assert (ROOT / name).exists(), name
 
 
 def test_the_walk_of_one_exec_names_real_functions() -> None:
