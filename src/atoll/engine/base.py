@@ -1,4 +1,4 @@
-"""What every engine can do. Nothing above `engine/` knows which one is there.
+"""The protocol of every engine. Nothing above `engine/` knows which one is there.
 
 Rules:
 1. Values go in and come out, and descriptors: an engine may be in another process, and its sandboxes on other machines.
