@@ -1,4 +1,4 @@
-"""File locks, which are memory of the kernel's that is counted for nobody, and of which Linux has no limit any more.
+"""File locks, memory of the kernel that is counted for nobody, and of which Linux has no limit any more.
 
 The kernel lists all of them in /proc/locks, the newest of each cpu first, at a price that grows with the square of how
 much is read. So their number is taken from its allocator, and of the list only the beginning is looked at: whoever has
