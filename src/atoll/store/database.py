@@ -1,4 +1,4 @@
-"""The database of a state directory: SQLite with a write-ahead log, and how its tables came to be.
+"""SQLite with a write-ahead log, and how the tables came to be.
 
 What is committed survives the kill of any of our processes. After a power failure the last moments may be missing, as
 they are from the sandboxes' own files; what is there is whole.

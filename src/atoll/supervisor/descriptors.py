@@ -1,4 +1,4 @@
-"""How many descriptors the server may use, and for what the last of them are.
+"""Descriptors of the server: how many it may use, and what the last of them are for.
 
 Rules:
 1. What is kept, an agent's connection, a sandbox's pidfd, a client, takes none of the reserve; a client on the Unix

@@ -1,4 +1,4 @@
-"""Everything of one state directory put together: images, disks and an engine make sandboxes.
+"""The machine of one state directory: images, disks and an engine put together.
 
 state/     lock  atoll.db  images/  pool.btrfs  disks/ID/  lost   survives a reboot
 runtime/   agents/*.sock  nursery.log                            does not

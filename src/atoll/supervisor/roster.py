@@ -1,4 +1,4 @@
-"""All sandboxes of a server, each with its actor."""
+"""The roster: all sandboxes of a server, each with its actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine and its nursery say to each other, one message per packet."""
+"""Orders: what the engine and its nursery say to each other, one message per packet."""
 
 from __future__ import annotations
 
