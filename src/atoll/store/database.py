@@ -118,6 +118,11 @@ class Database(sqlite3.Connection):
         except sqlite3.Error as cause:
             raise self.unusable(cause) from cause
 
+    def check_in_place(self) -> None:
+        """Raise if the file was taken away. SQLite does not mind: it has the file open."""
+        if _identity(self.path) != self._file:
+            raise _gone(self.path, "no such file")
+
     def unusable(self, cause: Exception) -> AtollError:
         """Whatever SQLite calls it: a file that is not the one that was opened is not damaged."""
         if _identity(self.path) != self._file:

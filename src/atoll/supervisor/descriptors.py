@@ -37,6 +37,22 @@ def has_room() -> bool:
     return not is_reserved(fd + 2)  # a sandbox comes with two
 
 
+def check_room_for(sandboxes: int) -> None:
+    """Raise if there is none to go on with so many that run, each of which takes one, and keep the reserve."""
+    with open(os.devnull, "rb") as lowest:  # noqa: PTH123 (what it has is the lowest number that is free)
+        needed = lowest.fileno() + sandboxes
+    if is_reserved(needed):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise error(
+            ErrorCode.TOO_MANY_OPEN_FILES,
+            f"{sandboxes} sandboxes run, for which a server needs {needed + RESERVED + 1} open files, and this one may "
+            f"have {limit}",
+            remedy="They run on. Raise the limit: `ulimit -n 65536`, or LimitNOFILE=65536 in the unit of a service.",
+            sandboxes=sandboxes,
+            limit=limit,
+        )
+
+
 def no_room() -> AtollError:
     return too_many_open_files(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
 

@@ -15,6 +15,7 @@ class Exposure(msgspec.Struct, frozen=True):
 
     name: str
     path: str
+    is_written: bool = False
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
