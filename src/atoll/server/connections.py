@@ -14,16 +14,14 @@ import re
 import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from starlette.types import Scope
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.server.problems import problem_response
 from atoll.server.strangers import PATIENCE_SECONDS, Strangers
+from atoll.server.uvicorn_insides import STATUS_LINE, FlowControl, HttpToolsProtocol, WebSocketsSansIOProtocol
 from atoll.supervisor.descriptors import is_reserved, no_room
 
 MAX_HEAD = 64 * 1024
@@ -218,7 +216,7 @@ class ClientWebSocket(WebSocketsSansIOProtocol):
         self.scope["extensions"][DEPARTURE] = self.departure  # type: ignore[assignment]
         await super().run_asgi()
 
-    async def send(self, message: ASGISendEvent) -> None:
+    async def send(self, message: Any) -> None:
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True  # a refusal is an answer too, which Uvicorn would log as our mistake
