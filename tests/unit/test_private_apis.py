@@ -78,6 +78,11 @@ METHODS = [
         },
     ),
     *methods(
+        httptools_impl.RequestResponseCycle,
+        f"Wire and its answer in {IN_CONNECTIONS}, which stand in for its transport",
+        {"__init__": "08d1b2451355", "run_asgi": "ea88af1b2d3e", "send": "cf43f4fee48d", "receive": "e8e7d1f9ef89"},
+    ),
+    *methods(
         flow_control.FlowControl,
         f"WatchedFlow in {IN_CONNECTIONS}",
         {"__init__": "d2016f533cfd", "pause_reading": "6c5659c6930f", "resume_reading": "a7ad58bdb0ba"},
@@ -103,7 +108,7 @@ ATTRIBUTES = [
     *attributes(
         httptools_impl.RequestResponseCycle,
         f"ClientConnection in {IN_CONNECTIONS}",
-        "keep_alive response_complete",
+        "disconnected keep_alive response_complete transport",
     ),
     *attributes(flow_control.FlowControl, f"WatchedFlow in {IN_CONNECTIONS}", "read_paused"),
     *attributes(

@@ -5,7 +5,7 @@ which says what a new version took away or changed; `pyproject.toml` lets in no 
 """
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-__all__ = ["STATUS_LINE", "FlowControl", "HttpToolsProtocol", "WebSocketsSansIOProtocol"]
+__all__ = ["STATUS_LINE", "FlowControl", "HttpToolsProtocol", "RequestResponseCycle", "WebSocketsSansIOProtocol"]
