@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
 from atoll.protocol.messages import encode_message, session_of
+from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.connections import Departure, departure_of
 from atoll.server.problems import log_if_ours, problem_response
 from atoll.supervisor.agent_connection import AgentConnection
@@ -179,3 +180,19 @@ class Answer:
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+ROUTES = (
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/call",
+        handler=Relay(),
+        operation_id="call_agent",
+        summary="What the SDK uses: a call to the agent and its answer, in frames",
+        tag="commands",
+        body=bytes,
+        body_type=FRAMES,
+        answers={200: bytes},
+        answer_type=FRAMES,
+    ),
+)
