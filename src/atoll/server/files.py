@@ -22,7 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from atoll.protocol.content_types import SNIFFED_BYTES, mime_type
-from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import (
     ChangeMode,
     CopyFile,
@@ -330,7 +330,8 @@ async def content(first: bytes, frames: AsyncGenerator[Frame, None], length: int
             yield data if length is None else data[: length - sent]
             sent += len(data)
         if length is not None and sent < length:
-            raise AgentMisbehavedError(f"a file ended after {sent} bytes of {length}", remedy="Read it again.")
+            message = f"a file ended after {sent} bytes of {length}"
+            raise error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Read it again.")
 
 
 async def listing(rest: Rest, first: Frame, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:

@@ -44,7 +44,7 @@ from atoll.protocol.terminals import (
 from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.bodies import read_json
 from atoll.server.connections import departure_of
-from atoll.server.problems import bad_request, json_response, status_of
+from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import decode
@@ -260,7 +260,7 @@ async def tell_problem(socket: WebSocket, problem: AtollError) -> None:
     last = TerminalError(**msgspec.structs.asdict(problem.to_body()))
     with suppress(WebSocketDisconnect, TimeoutError):
         await send_json(socket, last)
-        await close(socket, CLOSED_BY_STATUS + status_of(problem), problem.code)
+        await close(socket, CLOSED_BY_STATUS + problem.code.status, problem.code)
 
 
 ROUTES = (
