@@ -109,7 +109,7 @@ async def _play_calls(agent: main.Agent, address: str, calls: Sequence[Call]) ->
 
 
 def _play_worker(directory: int) -> None:
-    """What a worker does, done here: its own copy of us would take to its grave what it has learnt."""
+    """A worker's work, done here: its own copy of us would take to its grave what it has learnt."""
     ours, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     host, connection = socket.socketpair()
     worker = WorkerProcess(control.detach(), bytearray(1), perform)

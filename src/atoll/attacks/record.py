@@ -1,4 +1,4 @@
-"""What an attack is. A record says everything that is needed to run it and to judge how it went.
+"""Attacks as records. A record says everything that is needed to run it and to judge how it went.
 
 A payload is Python, run by the image's python3, as root, with nothing but the standard library. It prints one verdict:
 a line that begins with BREACH if it got through, or with HELD if it did not. Without either it is broken, and proves
@@ -28,7 +28,7 @@ class Family(StrEnum):
 
 
 class Defence(StrEnum):
-    """One layer each. Values are what a switch is called."""
+    """The defences, a layer each. A value is the name of its switch."""
 
     FILTER = "filter"  # seccomp
     CAPABILITIES = "capabilities"
@@ -75,7 +75,7 @@ class Evidence(StrEnum):
 
 
 class Attack(msgspec.Struct, frozen=True, kw_only=True):
-    """One attack. Each of its `defences` is enough to stop it; with all of them off, it succeeds.
+    """An attack. Each of its `defences` is enough to stop it; with all of them off, it succeeds.
 
     A `witness` runs in the same sandbox, beside a payload that cannot speak for itself, and gives the verdict.
     A `victim` runs in a neighbour: it says READY, and ends with its standard input.

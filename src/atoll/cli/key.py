@@ -21,7 +21,7 @@ from atoll.store.keys import KeyInfo, Keys
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What `create --json` prints."""
+    """The document that `create --json` prints."""
 
     id: str
     name: str

@@ -1,4 +1,4 @@
-"""What a person waits for, said on their terminal when it takes longer than a moment."""
+"""Preparations that a person waits for, told on their terminal when they take longer than a moment."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _tell(url: str | None, api_key: str | None, is_over: threading.Event) -> Non
 
 
 def look(url: str | None, api_key: str | None) -> str:
-    """What is being prepared; nothing, if that cannot be known."""
+    """The names of what is being prepared; none, if that cannot be known."""
     try:
         address = url or str(LocalServer.from_environment().address)
         return ", ".join(find_server(address, api_key).ask("GET", "/v1/server", ServerInfo).preparing)

@@ -1,4 +1,4 @@
-"""What a worker does with files. Plain functions that block; none of them runs in PID 1.
+"""The work on files, in plain functions that block. None of them runs in PID 1.
 
 Rules:
 1. What is opened is looked at first: a FIFO, a socket or a terminal would make us wait, or somebody else go on.
@@ -251,7 +251,7 @@ def list_files(call: ListFiles, path: bytes, port: HostPort) -> FileDone:
 
 
 def _pages(prefix: bytes, names: list[bytes]) -> Iterator[list[FileInfo]]:
-    """What is in the current directory, which is called `prefix`, in portions that fit into a frame."""
+    """The current directory's entries, in portions that fit into a frame. `prefix` is what it is called."""
     longest = max(map(len, names), default=0)
     step = max(1, min(LISTED_AT_ONCE, LISTED_BYTES_AT_ONCE // (len(prefix) + longest + 1)))
     for start in range(0, len(names), step):
@@ -464,7 +464,7 @@ def describe(path: bytes, status: os.stat_result, target: bytes | None = None) -
 
 
 def _type_of(mode: int) -> FileType:
-    """What has no type, such as an epoll instance seen in /proc, is something of the kernel's."""
+    """The type of a file. One that has none, such as an epoll instance seen in /proc, is something of the kernel's."""
     return _TYPES.get(stat.S_IFMT(mode), FileType.DEVICE)
 
 

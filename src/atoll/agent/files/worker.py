@@ -176,7 +176,7 @@ class HostPort:
             self._unsent.clear()
 
     def receive(self) -> Iterator[memoryview]:
-        """What the host sends for this operation, until it says that this is all. Each view is good until the next."""
+        """The input of this operation, until the host says that this is all. Each view is good until the next."""
         while True:
             self._left, kind = decode_header(self._read_header())
             if kind is not FrameKind.INPUT:
@@ -192,7 +192,7 @@ class HostPort:
                 yield view
 
     def unread(self) -> bytes:
-        """What was received and belongs to no one yet; of a frame that was begun, the rest, as a frame."""
+        """The bytes that were received and belong to nothing yet; of a frame that was begun, the rest, as a frame."""
         rest = encode_header(FrameKind.INPUT, self._left) if self._left else b""
         return rest + self._received
 

@@ -177,7 +177,7 @@ class Worker:
             send_packet(self._control, order, [loan.fd])
 
     def end(self) -> None:
-        """Nobody is left who wants what it does."""
+        """End a worker whose result nobody wants any more."""
         self._operation = None
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
@@ -290,7 +290,7 @@ class WorkerOperation:
             self.owner.give_up(_killed())
 
     def pause(self) -> None:
-        """Who sends on the connection sees for himself that it is full."""
+        """A worker sees for itself that the connection is full."""
 
     def resume(self) -> None: ...
 

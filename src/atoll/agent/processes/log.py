@@ -1,4 +1,4 @@
-"""What background processes write: numbered, and bounded in memory and on disk.
+"""The logs of background processes: numbered, and bounded in memory and on disk.
 
 Rules:
 1. An entry is what was read at once from one stream, or a piece of it. Its number counts all bytes logged so far, and
@@ -86,7 +86,7 @@ class ProcessLog:
         self.exit_number = self.end
 
     def close(self) -> None:
-        """Nobody writes any more."""
+        """The log is whole: all who wrote have ended."""
         self.is_closed = True
         self._tell()
 

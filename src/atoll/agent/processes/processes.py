@@ -188,7 +188,7 @@ class ProcessRegistry:
 
 
 class BackgroundProcess:
-    """One process, from its first start through its restarts to its end. `watchers` are called when it is over.
+    """A process, from its first start through its restarts to its end. `watchers` are called when it is over.
 
     A thousand are kept, and with 30 attributes or more each would have a dictionary of its own, which is 1 KiB.
     """
@@ -431,7 +431,7 @@ class LogPipes:
 
 
 def to_exec(call: StartProcess, place: Place, runner: CommandRunner) -> Exec:
-    """What is run: a shell for a line, the words themselves otherwise."""
+    """The command line: a shell for a line, the words themselves otherwise."""
     env = {**place.env, **call.env}
     argv = call.command
     if isinstance(argv, str):

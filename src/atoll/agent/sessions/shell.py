@@ -1,4 +1,4 @@
-"""One persistent shell: a process that waits on a socket for lines, and answers on it.
+"""A persistent shell: a process that waits on a socket for lines, and answers on it.
 
 Rules:
 1. A line is one packet, which the shell reads at once and whole. After an error it drops the rest of what it has read
@@ -32,7 +32,7 @@ NOT_STARTED = 127
 
 
 class ShellListener(Protocol):
-    """Who hears what a shell says."""
+    """The listener of a shell."""
 
     def shell_answered(self, answer: bytes) -> None: ...
     def shell_ended(self, exit_code: int) -> None: ...
