@@ -54,7 +54,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cgroups(Protocol):
-    """What both versions can do with the group of a name."""
+    """The group of a name, as both versions have it."""
 
     freezing: command_group.Freezing
 
@@ -167,7 +167,7 @@ def open_cgroups() -> Cgroups | None:
 
 
 class CgroupsV1:
-    """One tree per controller."""
+    """Version 1: a tree per controller."""
 
     freezing = command_group.V1
 
@@ -316,7 +316,7 @@ class CgroupsV1:
 
 
 class CgroupsV2:
-    """One tree for all."""
+    """Version 2: a tree for all controllers."""
 
     freezing = command_group.V2
 
@@ -434,7 +434,7 @@ def _enable(controller: str, level: str) -> None:
 
 
 def for_sockets(memory: int) -> int:
-    """What may wait in the sockets of a sandbox with so much memory."""
+    """The bytes that may wait in the sockets of a sandbox with so much memory."""
     return max(LEAST_FOR_SOCKETS, memory // SHARE_OF_SOCKETS)
 
 

@@ -1,4 +1,4 @@
-"""What an earlier nursery left that does not end: found by the lock which it inherited, and ended.
+"""Leftovers of an earlier nursery that do not end: found by the lock which it inherited, and ended.
 
 A nursery, its zygote and children too young to have a name share the lock on their log (`nursery_process.py`). They end
 when their server does, unless somebody stopped them or they wait for the kernel. A sandbox that lives on has let go of
@@ -62,7 +62,7 @@ def _end(found: ProcessStat, log: Path, program: tuple[str, ...]) -> bool:
 
 
 def _locker(pid: int, log: os.stat_result) -> int | None:
-    """Who took the lock on the log that this process holds, as its output; None if it holds none."""
+    """The pid of who took the lock on the log that is this process's output; None if it holds none."""
     for number in OUTPUTS:
         if os.path.samestat((PROC / str(pid) / "fd" / str(number)).stat(), log):
             for line in (PROC / str(pid) / "fdinfo" / str(number)).read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What /proc and /sys show inside: the sandbox's own figures, what is the same for all, and nothing of the host.
+"""The /proc and /sys of a sandbox: the sandbox's own figures, what is the same for all, and nothing of the host.
 
 Rules:
 1. What of /proc is not listed here is hidden: kernels have other files every year. What only the host's root may read
@@ -59,7 +59,7 @@ MOST_OF_A_FILE = 1 << 16
 
 
 class Views:
-    """What a mount of /proc and /sys takes. Made once; it is the same for every sandbox."""
+    """The things that a mount of /proc and /sys takes. Made once; it is the same for every sandbox."""
 
     def __init__(self) -> None:
         copied = dict(copied_of_proc())
