@@ -64,7 +64,7 @@ MAX_SESSIONS = 64
 KILLED = 137  # by SIGKILL, as a shell counts
 
 
-class Place(NamedTuple):
+class StartingPoint(NamedTuple):
     """A session's directory, as a way there that works now and as a path that lasts; and the variables it came with."""
 
     directory: str
@@ -118,11 +118,11 @@ class SessionRegistry:
             session.set_environment(env)
         return Sessions(sessions=self.list())
 
-    def place(self, session_id: str | None) -> Place:
+    def starting_point(self, session_id: str | None) -> StartingPoint:
         """Where something that a session starts begins. The default session need not exist for that."""
         if session_id in (None, DEFAULT_SESSION) and DEFAULT_SESSION not in self._sessions:
-            return Place(DEFAULT_DIRECTORY, DEFAULT_DIRECTORY, {})
-        return self._get(session_id or DEFAULT_SESSION).place
+            return StartingPoint(DEFAULT_DIRECTORY, DEFAULT_DIRECTORY, {})
+        return self._get(session_id or DEFAULT_SESSION).starting_point
 
     def _exec(self, call: Exec, owner: Owner) -> Operation:
         return self._runner.operation(call, owner) if call.session_id is None else self.operation(call, owner)
@@ -230,8 +230,8 @@ class Session:
         )
 
     @property
-    def place(self) -> Place:
-        return Place(self._where(), self._look_up_directory(), self._env)
+    def starting_point(self) -> StartingPoint:
+        return StartingPoint(self._where(), self._look_up_directory(), self._env)
 
     def submit(self, operation: SessionOperation) -> None:
         self._turns.submit(operation)

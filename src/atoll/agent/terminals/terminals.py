@@ -62,7 +62,7 @@ class TerminalRegistry:
         path = env.get("PATH", os.defpath)
         words = to_words(call.shell) or [find_shell(path)[0]]
         try:
-            enter(self._sessions.place(call.session_id).directory, call.cwd)
+            enter(self._sessions.starting_point(call.session_id).directory, call.cwd)
             program = PtyProgram(find_program(words[0], path), words, env)
             started = program.start(self._runner, call.cols, call.rows)
         except AtollError:  # some are an OSError too
