@@ -1,1 +1,1 @@
-"""The agent: PID 1 of a sandbox. It trusts nobody but the host and bounds everything it keeps."""
+"""What runs inside a sandbox, as its PID 1. It trusts nobody but the host and bounds everything it keeps."""

@@ -1,4 +1,4 @@
-"""Options that verbs have in common: which server, which sandbox, in which form; and the completion of ids."""
+"""What verbs have in common: which server, which sandbox, in which form; and the completion of ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preparations that a person waits for, told on their terminal when they take longer than a moment."""
+"""What a person waits for, said on their terminal when it takes longer than a moment."""
 
 from __future__ import annotations
 

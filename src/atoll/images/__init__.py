@@ -1,1 +1,1 @@
-"""Images: what a sandbox's root is made of, by name."""
+"""What a sandbox's root is made of, by name."""

@@ -1,4 +1,4 @@
-"""The record that a disk carries: attributes of its top directory, which sandboxes neither see nor change.
+"""What a disk carries about itself: attributes of its top directory, which sandboxes neither see nor change.
 
 An attribute is committed with the directory it is on, where a file's content comes later, when somebody asks for it or
 the kernel finds the time. So what is written here waits for no disk, and is on the platter as soon as anything that was

@@ -1,4 +1,4 @@
-"""Disks: what every place for them can do."""
+"""What every place for disks can do."""
 
 from __future__ import annotations
 

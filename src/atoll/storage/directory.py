@@ -1,4 +1,4 @@
-"""A plain directory per sandbox, where there is nothing better: only the file system's own size limits it."""
+"""One plain directory per sandbox, where there is nothing better: only the file system's own size limits it."""
 
 from __future__ import annotations
 

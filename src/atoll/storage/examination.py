@@ -1,4 +1,4 @@
-"""Checks of storage, which try what it needs of a machine: a place for state, a pool in a file, quotas that hold."""
+"""What storage needs of a machine, found out by trying: a place for state, a pool in a file, quotas that hold."""
 
 from __future__ import annotations
 

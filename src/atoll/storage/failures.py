@@ -1,4 +1,4 @@
-"""The errors for what a pool refuses, with what there is of room, so that its operator knows where to look."""
+"""What to tell when a pool refuses something, with what there is of room, so that its operator knows where to look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline of each sandbox: its latest MAX_EVENTS events. The next sandbox of an id begins anew, and its numbers
+"""What happened to each sandbox, the latest MAX_EVENTS of it. The next sandbox of an id begins anew, and its numbers
 go on: who gives the last that it saw misses nothing.
 
 The last change of state is kept however much happened since: it says why a sandbox is in the state it is in.

@@ -1,1 +1,1 @@
-"""Telemetry: what Atoll tells its operator."""
+"""What Atoll tells its operator."""

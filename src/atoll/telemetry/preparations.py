@@ -1,4 +1,4 @@
-"""Preparations under way: what takes seconds once, so that nobody wonders what they are waiting for."""
+"""What is being prepared: what takes seconds once, so that nobody wonders what they are waiting for."""
 
 from __future__ import annotations
 

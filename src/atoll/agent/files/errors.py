@@ -1,4 +1,4 @@
-"""Refusals of the file system, in the caller's words."""
+"""What a file system refuses, in the caller's words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work on files, in plain functions that block. None of them runs in PID 1.
+"""What a worker does with files. Plain functions that block; none of them runs in PID 1.
 
 Rules:
 1. What is opened is looked at first: a FIFO, a socket or a terminal would make us wait, or somebody else go on.

@@ -1,1 +1,1 @@
-"""Background processes and their logs."""
+"""What runs in the background, and its logs."""

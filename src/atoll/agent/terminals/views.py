@@ -1,4 +1,4 @@
-"""The viewers of a terminal, and what it has shown. Rules 2 and 3 of terminal.py are kept here."""
+"""What a terminal has shown, and who looks at it. Rules 2 and 3 of terminal.py are kept here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the native engine, which try what it needs of a machine: namespaces, mounts, the filter, user ids.
+"""What the native engine needs of a machine, found out by trying: namespaces, mounts, the filter, user ids.
 
 Everything is tried in a child (probe_child.py), so that nothing of it remains. The trials are the steps of launcher.py
 on their own, so that the one that fails can be named.

@@ -1,4 +1,4 @@
-"""The orders of the engine to its nursery and the answers, a message per packet."""
+"""What the engine and its nursery say to each other, one message per packet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requirements of the native engine, asked before anything is made: cheap, and without a side effect.
+"""What the native engine cannot do without, asked before anything is made: cheap, and without a side effect.
 
 Each question returns what was found, or raises with a remedy. What can be learned only by trying is asked by
 examination.py, which `atoll doctor` runs.

@@ -1,4 +1,4 @@
-"""The /proc and /sys of a sandbox: the sandbox's own figures, what is the same for all, and nothing of the host.
+"""What /proc and /sys show inside: the sandbox's own figures, what is the same for all, and nothing of the host.
 
 Rules:
 1. What of /proc is not listed here is hidden: kernels have other files every year. What only the host's root may read
