@@ -1,4 +1,4 @@
-"""A resident process: one that stays, is told what to do over a control socket, and answers on it.
+"""A resident process: it stays, is told what to do over a control socket, and answers there.
 
 A packet is one message, which either side reads at once and whole. What the process says before it ends is heard
 before its end is.

@@ -1,4 +1,4 @@
-"""What requests about files say after the question mark."""
+"""Queries of requests about files: what they say after the question mark."""
 
 from __future__ import annotations
 

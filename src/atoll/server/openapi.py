@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of routes and the structs themselves."""
+"""The OpenAPI document, made from the routes and the structs themselves."""
 
 from __future__ import annotations
 

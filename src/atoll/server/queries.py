@@ -1,4 +1,4 @@
-"""The query of a request: one struct says what there may be, and so both parses and documents it.
+"""Queries of requests: a struct says what there may be, and so both parses and documents it.
 
 1. A parameter is a field. Its type says what is taken, its `Meta` the bounds and what it is for.
 2. A parameter that is there twice is refused, unless its field is a tuple. One that no field names is passed over:

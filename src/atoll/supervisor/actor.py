@@ -1,4 +1,4 @@
-"""The one owner of a sandbox: everything that changes it goes through here, one change at a time.
+"""The actor: the one owner of a sandbox, through which everything goes that changes it, one change at a time.
 
 Rules:
 1. Operations do not wait for each other. They wait for a change that is under way, and a change that ends the sandbox
