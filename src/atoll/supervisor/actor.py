@@ -74,7 +74,7 @@ class Caller(msgspec.Struct, frozen=True):
 ATOLL, KERNEL = Caller("atoll"), Caller("kernel")
 KILLS = {
     EventKind.OOM_KILLED: ("it used all the memory it may", KERNEL),
-    EventKind.HOARD_KILLED: ("more waited in its sockets than twice what may", ATOLL),
+    EventKind.HOARD_KILLED: ("it held more in sockets or file locks than it may", ATOLL),
 }
 
 
