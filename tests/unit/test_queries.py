@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 from typing import Annotated
 
 import pytest
@@ -14,7 +14,7 @@ from atoll.server.queries import MAX_NUMBER, MAX_PARAMETERS, Query, parameters_o
 from atoll.server.routes import ROUTES
 
 
-class Colour(StrEnum):
+class Colour(Enum):
     RED = "red"
     GREEN = "green"
 
@@ -77,6 +77,20 @@ def test_nonsense_is_refused_and_the_remedy_says_what_to_give(text: str) -> None
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     assert len(caught.value.message) < 300 and caught.value.remedy
     assert caught.value.message.isprintable()
+
+
+def test_the_remedy_names_what_can_be_given() -> None:
+    remedies = {}
+    for text in (b"colour=x", b"count=x", b"since=x", b"sorted=x"):
+        with pytest.raises(AtollError) as caught:
+            parse_query(Shelf, text)
+        remedies[text.partition(b"=")[0]] = caught.value.remedy
+    assert remedies == {
+        b"colour": "Give one of red, green: a colour.",
+        b"count": "Give a number from 1 to 10: so many.",
+        b"since": f"Give a number from 0 to {MAX_NUMBER}: after this.",
+        b"sorted": "Give true or false: in order.",
+    }
 
 
 def test_what_nobody_knows_is_passed_over() -> None:

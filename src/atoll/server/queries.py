@@ -139,5 +139,5 @@ def _expected(kind: inspect.Type) -> str:
         case inspect.IntType():
             return "a number from {} to {}".format(*_bounds(kind))
         case inspect.EnumType():
-            return f"one of {', '.join(kind.cls)}"
+            return f"one of {', '.join(str(choice.value) for choice in kind.cls)}"
     return "true or false"
