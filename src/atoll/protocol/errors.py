@@ -8,6 +8,7 @@ OSError has `errno`, `strerror`, and in `filename` what the context calls `path`
 from __future__ import annotations
 
 import os
+import sys
 from enum import Enum, StrEnum, auto
 from errno import (
     EACCES,
@@ -289,6 +290,7 @@ class ErrorCode(StrEnum):
     NOT_ROOT = "NOT_ROOT", NotRootError, 503, HOST, EPERM
     KERNEL_TOO_OLD = "KERNEL_TOO_OLD", HostError, 503, HOST
     MACHINE_NOT_SUPPORTED = "MACHINE_NOT_SUPPORTED", HostError, 503, HOST
+    SERVER_NOT_INSTALLED = "SERVER_NOT_INSTALLED", HostError, 503, HOST
     LAYER_NOT_IDMAPPABLE = "LAYER_NOT_IDMAPPABLE", HostError, 503, HOST
     HOST_IMAGE_NOT_POSSIBLE = "HOST_IMAGE_NOT_POSSIBLE", HostError, 503, HOST
     UID_RANGES_EXHAUSTED = "UID_RANGES_EXHAUSTED", HostError, 503, HOST
@@ -340,7 +342,7 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
         )
     if cause.errno in (EMFILE, ENFILE):
         return too_many_open_files(cause)
-    if cause.errno in (EACCES, EPERM) and os.geteuid() != 0:
+    if cause.errno in (EACCES, EPERM) and _uid() != 0:
         return not_yours(path)
     if cause.errno == EROFS:
         return error(
@@ -359,7 +361,7 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
 
 def not_yours(path: str) -> AtollError:
     """What to tell who is another user than the one whose state directory it is, most likely root."""
-    uid = os.geteuid()
+    uid = _uid()
     return error(
         ErrorCode.NOT_ROOT,
         f"{path} belongs to another user, and this process runs as uid {uid}",
@@ -368,6 +370,12 @@ def not_yours(path: str) -> AtollError:
         path=path,
         uid=uid,
     )
+
+
+def _uid() -> int:
+    if sys.platform == "win32":
+        return -1
+    return os.geteuid()
 
 
 def too_many_open_files(cause: OSError) -> AtollError:
