@@ -12,9 +12,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from atoll.agent.terminals.views import History
+from atoll.protocol.answers import result
+from atoll.protocol.calls import Call
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind, encode_frame
-from atoll.protocol.messages import Call, encode_message
+from atoll.protocol.messages import encode_message
 from atoll.protocol.terminals import (
     MAX_SIZE,
     MAX_WRITE,
@@ -31,12 +33,9 @@ from atoll.protocol.terminals import (
     TerminalResized,
     WaitTerminal,
     WriteTerminal,
-    decode_terminal,
-    decode_terminal_event,
-    decode_terminals,
+    terminal_event,
 )
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import decode
 from atoll.supervisor.agent_link import AgentLink
 from tests.conftest import Box
 from tests.system.test_agent_protocol import connect
@@ -59,9 +58,9 @@ class View:
             case FrameKind.DATA:
                 self.seen += frame.payload
             case FrameKind.EVENT:
-                self.events.append(decode(decode_terminal_event, frame))
+                self.events.append(terminal_event(frame))
             case FrameKind.DONE:
-                self.end = decode(decode_terminal, frame)
+                self.end = result(AttachTerminal(terminal_id=""), frame)
             case kind:
                 raise AssertionError(kind)
         return self.end is None
@@ -102,13 +101,13 @@ class Desk:
 
     async def open(self, *shell: str, **options: object) -> TerminalInfo:
         call = CreateTerminal(shell=list(shell) or None, **options)  # type: ignore[arg-type]
-        return await self.link.ask(call, decode_terminal)
+        return await self.link.ask(call)
 
-    async def ask(self, call: Call) -> TerminalInfo:
-        return await self.link.ask(call, decode_terminal)
+    async def ask(self, call: Call[TerminalInfo]) -> TerminalInfo:
+        return await self.link.ask(call)
 
     async def list(self) -> list[TerminalInfo]:
-        return (await self.link.ask(ListTerminals(), decode_terminals)).terminals
+        return (await self.link.ask(ListTerminals())).terminals
 
     @asynccontextmanager
     async def view(self, terminal: TerminalInfo) -> AsyncIterator[View]:

@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 from atoll.client.feeds import AsyncFeed
 from atoll.client.link import SandboxLink
 from atoll.client.network import NotYet
-from atoll.client.server import Frames, misbehaved
+from atoll.client.server import Frames
 from atoll.client.waiting import CANCELLATIONS, settle
+from atoll.protocol.answers import misbehaved, out_of_place, result
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
-from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
+from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode, error, shown
 from atoll.protocol.frames import Frame, FrameKind
@@ -77,7 +78,7 @@ class AsyncCommands:
                     await settle(on_output(name, text))
         finally:
             frames.close()
-        done: ExecDone = frames.decode(decode_exec_done, frame)
+        done = result(call, frame)
         return ExecResult(
             exit_code=done.exit_code,
             stdout_bytes=output.stdout.joined(),
@@ -126,7 +127,7 @@ class AsyncCommandStream(AsyncFeed[ExecEvent]):
         self._call = call
         self._stdin = stdin
         self._output = Output(call.max_output, keeps=False)
-        self._frames: Frames | None = None
+        self._frames: Frames[ExecDone] | None = None
         self._failure: AtollError | None = None
         self._items.append(_event("start"))
 
@@ -151,7 +152,7 @@ class AsyncCommandStream(AsyncFeed[ExecEvent]):
             raise self._failure
         if self._frames is None:
             self._frames = await self._link.call(self._call, self._stdin, opening=self._opening)
-        self._take(self._frames, await self._frames.next())
+        self._take(await self._frames.next())
 
     async def _fail(self, failure: AtollError) -> None:
         """It is an event first, and raised when another is asked for."""
@@ -162,9 +163,9 @@ class AsyncCommandStream(AsyncFeed[ExecEvent]):
         if self._frames:
             self._frames.close()
 
-    def _take(self, frames: Frames, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> None:
         if frame.kind is FrameKind.DONE:
-            done: ExecDone = frames.decode(decode_exec_done, frame)
+            done = result(self._call, frame)
             self._is_over = True
             self._items.extend(_event(name, data=text) for name, text in self._output.rest())
             self._items.append(_completion(done))
@@ -200,7 +201,7 @@ class Output:
     def take(self, frame: Frame) -> str:
         """Keep what came, and return what can be read of it so far."""
         if frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR):
-            raise misbehaved(f"a {frame.kind.name} frame came")
+            raise out_of_place(frame)
         if not frame.payload:  # it costs nothing to send, and would be kept all the same
             raise misbehaved(f"a {frame.kind.name} frame came without a byte in it")
         stream = self.stdout if frame.kind is FrameKind.STDOUT else self.stderr

@@ -7,8 +7,9 @@ from typing import Self
 
 from atoll.client.feeds import AsyncFeed
 from atoll.client.link import SandboxLink
-from atoll.client.server import Frames, misbehaved
-from atoll.protocol.files import FileChange, FileChanges, WatchFiles, decode_file_changes
+from atoll.client.server import Frames
+from atoll.protocol.answers import event, misbehaved
+from atoll.protocol.files import FileChange, FileChanges, FileDone, WatchFiles
 from atoll.protocol.frames import FrameKind
 
 
@@ -19,7 +20,7 @@ class AsyncFileWatch(AsyncFeed[FileChange]):
         super().__init__()
         self._link = link
         self._call = call
-        self._frames: Frames | None = None
+        self._frames: Frames[FileDone] | None = None
         self._is_ready = False
 
     async def wait_until_ready(self) -> None:
@@ -43,9 +44,7 @@ class AsyncFileWatch(AsyncFeed[FileChange]):
         if frame.kind is FrameKind.DONE:
             self._is_over = True
             return
-        if frame.kind is not FrameKind.EVENT:
-            raise misbehaved(f"a {frame.kind.name} frame came")
-        found: FileChanges = self._frames.decode(decode_file_changes, frame)
+        found = event(FileChanges, frame)
         if self._is_ready and not found.changes:  # it costs nothing to send, and would be read for ever
             raise misbehaved("changes came without one in them")
         self._is_ready = True

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 
 from atoll.client.exclusive import Exclusive
 from atoll.client.link import SandboxLink
-from atoll.client.server import Bytes, CallInput, Frames, misbehaved
+from atoll.client.server import Bytes, CallInput, Frames
 from atoll.client.transport import Opening
 from atoll.client.waiting import CANCELLATIONS
+from atoll.protocol.answers import event, misbehaved
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
+from atoll.protocol.files import FileDone, FileInfo, ReadFile, StatFile, WriteFile
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.names import named
 
@@ -34,7 +35,7 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
         self._call = call
         self._left = call.length
         self._opening = Opening()
-        self._frames: Frames | None = None
+        self._frames: Frames[FileDone] | None = None
         self._is_over = False
 
     async def begin(self) -> FileInfo:
@@ -323,9 +324,7 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
         return data
 
     async def _size(self) -> int:
-        frames = await self._link.call(StatFile(path=self._path, session_id=self._session_id))
-        found: FileInfo = frames.decode(decode_file_info, await frames.result())
-        return found.size
+        return (await self._link.ask(StatFile(path=self._path, session_id=self._session_id))).size
 
     async def _drop_stream(self) -> None:
         self._ahead = bytearray()  # another one: a thread may be reading from this
@@ -352,7 +351,7 @@ class AsyncFileWriter(Exclusive):
         self.mode = "xb" if call.exclusive else "wb"
         self._link = link
         self._call = call
-        self._input: CallInput | None = None
+        self._input: CallInput[FileInfo] | None = None
         self._unsent = bytearray()
         self._position = 0
 
@@ -410,7 +409,7 @@ class AsyncFileWriter(Exclusive):
                 return
             try:
                 await self._flush()
-                self.info = await commit(await self._begin())
+                self.info = await (await self._begin()).finish()
             finally:
                 self.abort()
 
@@ -435,7 +434,7 @@ class AsyncFileWriter(Exclusive):
     def __repr__(self) -> str:
         return f"<AsyncFileWriter of {self.name!r}>"
 
-    async def _begin(self) -> CallInput:
+    async def _begin(self) -> CallInput[FileInfo]:
         if self._input is None:
             self._input = await self._link.begin_call(self._call)
             if self.closed:  # by another task or thread
@@ -454,20 +453,9 @@ class AsyncFileWriter(Exclusive):
             raise
 
 
-async def begin_reading(frames: Frames) -> FileInfo:
+async def begin_reading(frames: Frames[FileDone]) -> FileInfo:
     """What it is that is read: the first thing that is said."""
-    frame = await frames.next()
-    if frame.kind is not FrameKind.EVENT:
-        raise misbehaved(f"a {frame.kind.name} frame came first")
-    found: FileInfo = frames.decode(decode_file_info, frame)
-    return found
-
-
-async def commit(sink: CallInput) -> FileInfo:
-    """The end of what is written, and what has become of it."""
-    frames = await sink.finish()
-    written: FileInfo = frames.decode(decode_file_info, await frames.result())
-    return written
+    return event(FileInfo, await frames.next())
 
 
 def check_held(what: str, info: FileInfo, size: int, most: int) -> None:

@@ -17,8 +17,10 @@ from atoll.client.local_files import (
     is_special,
 )
 from atoll.client.open_files import begin_reading
-from atoll.client.server import Frames, misbehaved
+from atoll.client.server import Frames
 from atoll.client.waiting import run_blocking, settle
+from atoll.protocol.answers import event, result
+from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.file_maps import FileMap
 from atoll.protocol.files import (
@@ -30,13 +32,9 @@ from atoll.protocol.files import (
     StatFile,
     UnpackFiles,
     WriteFile,
-    decode_file_done,
-    decode_file_info,
-    decode_file_map,
     to_raw_path,
 )
 from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import Call
 from atoll.protocol.names import named
 from atoll.protocol.transfer_bounds import Bounds, Tally
 from atoll.values.files import LeftOutWarning
@@ -80,23 +78,20 @@ async def _upload_file(
 ) -> FileInfo:
     source = await run_blocking(LocalSource, local)
     call = WriteFile(path=remote, session_id=session_id, mode=source.mode, map=source.map)
-    frames = await _send_all(link, call, source, Progress(on_progress, source.size))
-    written: FileInfo = frames.decode(decode_file_info, await frames.result())
-    return written
+    return await _send_all(link, call, source, Progress(on_progress, source.size))
 
 
 async def _upload_directory(
     link: SandboxLink, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     call = UnpackFiles(path=remote, session_id=session_id)
-    frames = await _send_all(link, call, local, Progress(on_progress, None))
-    frames.decode(decode_file_done, await frames.result())
-    frames = await link.call(StatFile(path=remote, session_id=session_id))
-    made: FileInfo = frames.decode(decode_file_info, await frames.result())
-    return made
+    await _send_all(link, call, local, Progress(on_progress, None))
+    return await link.ask(StatFile(path=remote, session_id=session_id))
 
 
-async def _send_all(link: SandboxLink, call: Call, source: LocalSource | LocalTree, progress: Progress) -> Frames:
+async def _send_all(
+    link: SandboxLink, call: Call[Answer], source: LocalSource | LocalTree, progress: Progress
+) -> Answer:
     try:
         await progress.add(0)
         sink = await link.begin_call(call)
@@ -116,8 +111,7 @@ async def download(
     link: SandboxLink, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
 ) -> None:
     source, target = to_raw_path(remote), to_raw_path(local)
-    frames = await link.call(StatFile(path=source, session_id=session_id))
-    info: FileInfo = frames.decode(decode_file_info, await frames.result())
+    info = await link.ask(StatFile(path=source, session_id=session_id))
     is_directory = info.type is FileType.DIRECTORY
     if not is_directory and (target.endswith(b"/") or await run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
@@ -141,18 +135,20 @@ async def download(
     except BaseException:
         frames.close()
         raise
-    done = await _take_all(frames, sink, Progress(on_progress, size))
+    done = await _take_all(call, frames, sink, Progress(on_progress, size))
     _warn_of_what_is_left_out(source, done)
 
 
-async def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> FileDone:
+async def _take_all(
+    call: PackFiles | ReadFile, frames: Frames[FileDone], target: LocalTarget | LocalTreeTarget, progress: Progress
+) -> FileDone:
     try:
         await progress.add(0)
         gathered: list[bytes] = []
         size = 0
         frame = await frames.next()
         if frame.kind is FrameKind.EVENT:
-            file_map: FileMap = frames.decode(decode_file_map, frame)
+            file_map = event(FileMap, frame)
             await run_blocking(target.take_map, file_map)
             progress.total = file_map.count
             frame = await frames.next()
@@ -165,11 +161,9 @@ async def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progr
                 await progress.add(size)
                 gathered, size = [], 0
             frame = await frames.next()
-        if frame.kind is not FrameKind.DONE:
-            raise misbehaved(f"a {frame.kind.name} frame came")
+        done = result(call, frame)
         await run_blocking(target.write, gathered)
         await progress.add(size)
-        done: FileDone = frames.decode(decode_file_done, frame)
         await run_blocking(target.commit)
         return done
     finally:

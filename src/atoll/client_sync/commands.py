@@ -14,10 +14,11 @@ from datetime import UTC, datetime
 from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.network import NotYet
-from atoll.client_sync.server import Frames, misbehaved
+from atoll.client_sync.server import Frames
 from atoll.client_sync.waiting import CANCELLATIONS, settle
+from atoll.protocol.answers import misbehaved, out_of_place, result
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
-from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
+from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode, error, shown
 from atoll.protocol.frames import Frame, FrameKind
@@ -78,7 +79,7 @@ class Commands:
                     settle(on_output(name, text))
         finally:
             frames.close()
-        done: ExecDone = frames.decode(decode_exec_done, frame)
+        done = result(call, frame)
         return ExecResult(
             exit_code=done.exit_code,
             stdout_bytes=output.stdout.joined(),
@@ -127,7 +128,7 @@ class CommandStream(Feed[ExecEvent]):
         self._call = call
         self._stdin = stdin
         self._output = Output(call.max_output, keeps=False)
-        self._frames: Frames | None = None
+        self._frames: Frames[ExecDone] | None = None
         self._failure: AtollError | None = None
         self._items.append(_event("start"))
 
@@ -152,7 +153,7 @@ class CommandStream(Feed[ExecEvent]):
             raise self._failure
         if self._frames is None:
             self._frames = self._link.call(self._call, self._stdin, opening=self._opening)
-        self._take(self._frames, self._frames.next())
+        self._take(self._frames.next())
 
     def _fail(self, failure: AtollError) -> None:
         """It is an event first, and raised when another is asked for."""
@@ -163,9 +164,9 @@ class CommandStream(Feed[ExecEvent]):
         if self._frames:
             self._frames.close()
 
-    def _take(self, frames: Frames, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> None:
         if frame.kind is FrameKind.DONE:
-            done: ExecDone = frames.decode(decode_exec_done, frame)
+            done = result(self._call, frame)
             self._is_over = True
             self._items.extend(_event(name, data=text) for name, text in self._output.rest())
             self._items.append(_completion(done))
@@ -201,7 +202,7 @@ class Output:
     def take(self, frame: Frame) -> str:
         """Keep what came, and return what can be read of it so far."""
         if frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR):
-            raise misbehaved(f"a {frame.kind.name} frame came")
+            raise out_of_place(frame)
         if not frame.payload:  # it costs nothing to send, and would be kept all the same
             raise misbehaved(f"a {frame.kind.name} frame came without a byte in it")
         stream = self.stdout if frame.kind is FrameKind.STDOUT else self.stderr

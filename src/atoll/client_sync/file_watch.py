@@ -8,8 +8,9 @@ from typing import Self
 
 from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
-from atoll.client_sync.server import Frames, misbehaved
-from atoll.protocol.files import FileChange, FileChanges, WatchFiles, decode_file_changes
+from atoll.client_sync.server import Frames
+from atoll.protocol.answers import event, misbehaved
+from atoll.protocol.files import FileChange, FileChanges, FileDone, WatchFiles
 from atoll.protocol.frames import FrameKind
 
 
@@ -20,7 +21,7 @@ class FileWatch(Feed[FileChange]):
         super().__init__()
         self._link = link
         self._call = call
-        self._frames: Frames | None = None
+        self._frames: Frames[FileDone] | None = None
         self._is_ready = False
 
     def wait_until_ready(self) -> None:
@@ -44,9 +45,7 @@ class FileWatch(Feed[FileChange]):
         if frame.kind is FrameKind.DONE:
             self._is_over = True
             return
-        if frame.kind is not FrameKind.EVENT:
-            raise misbehaved(f"a {frame.kind.name} frame came")
-        found: FileChanges = self._frames.decode(decode_file_changes, frame)
+        found = event(FileChanges, frame)
         if self._is_ready and not found.changes:  # it costs nothing to send, and would be read for ever
             raise misbehaved("changes came without one in them")
         self._is_ready = True

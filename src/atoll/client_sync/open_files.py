@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.link import SandboxLink
-from atoll.client_sync.server import Bytes, CallInput, Frames, misbehaved
+from atoll.client_sync.server import Bytes, CallInput, Frames
 from atoll.client_sync.transport import Opening
 from atoll.client_sync.waiting import CANCELLATIONS
+from atoll.protocol.answers import event, misbehaved
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
+from atoll.protocol.files import FileDone, FileInfo, ReadFile, StatFile, WriteFile
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.names import named
 
@@ -35,7 +36,7 @@ class FileStream(Exclusive, Iterator[bytes]):
         self._call = call
         self._left = call.length
         self._opening = Opening()
-        self._frames: Frames | None = None
+        self._frames: Frames[FileDone] | None = None
         self._is_over = False
 
     def begin(self) -> FileInfo:
@@ -324,9 +325,7 @@ class FileReader(Exclusive, Iterator[bytes]):
         return data
 
     def _size(self) -> int:
-        frames = self._link.call(StatFile(path=self._path, session_id=self._session_id))
-        found: FileInfo = frames.decode(decode_file_info, frames.result())
-        return found.size
+        return (self._link.ask(StatFile(path=self._path, session_id=self._session_id))).size
 
     def _drop_stream(self) -> None:
         self._ahead = bytearray()  # another one: a thread may be reading from this
@@ -353,7 +352,7 @@ class FileWriter(Exclusive):
         self.mode = "xb" if call.exclusive else "wb"
         self._link = link
         self._call = call
-        self._input: CallInput | None = None
+        self._input: CallInput[FileInfo] | None = None
         self._unsent = bytearray()
         self._position = 0
 
@@ -411,7 +410,7 @@ class FileWriter(Exclusive):
                 return
             try:
                 self._flush()
-                self.info = commit(self._begin())
+                self.info = (self._begin()).finish()
             finally:
                 self.abort()
 
@@ -436,7 +435,7 @@ class FileWriter(Exclusive):
     def __repr__(self) -> str:
         return f"<FileWriter of {self.name!r}>"
 
-    def _begin(self) -> CallInput:
+    def _begin(self) -> CallInput[FileInfo]:
         if self._input is None:
             self._input = self._link.begin_call(self._call)
             if self.closed:  # by another task or thread
@@ -455,20 +454,9 @@ class FileWriter(Exclusive):
             raise
 
 
-def begin_reading(frames: Frames) -> FileInfo:
+def begin_reading(frames: Frames[FileDone]) -> FileInfo:
     """What it is that is read: the first thing that is said."""
-    frame = frames.next()
-    if frame.kind is not FrameKind.EVENT:
-        raise misbehaved(f"a {frame.kind.name} frame came first")
-    found: FileInfo = frames.decode(decode_file_info, frame)
-    return found
-
-
-def commit(sink: CallInput) -> FileInfo:
-    """The end of what is written, and what has become of it."""
-    frames = sink.finish()
-    written: FileInfo = frames.decode(decode_file_info, frames.result())
-    return written
+    return event(FileInfo, frames.next())
 
 
 def check_held(what: str, info: FileInfo, size: int, most: int) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from atoll.client_sync.commands import Environment, Stdin, input_chunks
 from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.link import SandboxLink
-from atoll.client_sync.server import Frames, misbehaved
+from atoll.client_sync.server import Frames
 from atoll.client_sync.transport import Opening
 from atoll.client_sync.waiting import CANCELLATIONS
+from atoll.protocol.answers import misbehaved, result
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import Call
 from atoll.protocol.terminals import (
     DEFAULT_COLS,
     DEFAULT_ROWS,
@@ -24,16 +24,12 @@ from atoll.protocol.terminals import (
     CreateTerminal,
     ListTerminals,
     ResizeTerminal,
-    TerminalEvent,
     TerminalInfo,
-    TerminalList,
     TerminalLost,
     WaitTerminal,
     WriteTerminal,
     check_size,
-    decode_terminal,
-    decode_terminal_event,
-    decode_terminals,
+    terminal_event,
     to_words,
 )
 
@@ -61,7 +57,7 @@ class Terminals:
         call = CreateTerminal(
             cols=cols, rows=rows, shell=words, cwd=directory, env=variables, session_id=self._session_id
         )
-        return Terminal(self._link, _ask(self._link, call))
+        return Terminal(self._link, self._link.ask(call))
 
     def list_terminals(self) -> list[TerminalInfo]:
         """All of the sandbox that run, and the latest of those that have ended."""
@@ -111,19 +107,19 @@ class Terminal:
         """Type something. Returns once it has been taken; a program that does not read makes it wait."""
         raw = _to_bytes(data)
         for start in range(0, len(raw), MAX_WRITE):
-            _ask(self._link, WriteTerminal(terminal_id=self.id, data=raw[start : start + MAX_WRITE]))
+            self._link.ask(WriteTerminal(terminal_id=self.id, data=raw[start : start + MAX_WRITE]))
 
     def resize(self, cols: int, rows: int) -> None:
         check_size(cols, rows)
-        _ask(self._link, ResizeTerminal(terminal_id=self.id, cols=cols, rows=rows))
+        self._link.ask(ResizeTerminal(terminal_id=self.id, cols=cols, rows=rows))
 
     def wait(self) -> int:
         """Wait for its program to end; the exit code, 128 + signal if it was killed."""
-        return _exit_code(_ask(self._link, WaitTerminal(terminal_id=self.id)))
+        return _exit_code(self._link.ask(WaitTerminal(terminal_id=self.id)))
 
     def close(self) -> int:
         """End its program and all it started, and wait for that; the exit code. Twice is fine."""
-        return _exit_code(_ask(self._link, CloseTerminal(terminal_id=self.id)))
+        return _exit_code(self._link.ask(CloseTerminal(terminal_id=self.id)))
 
     def __repr__(self) -> str:
         return f"<Terminal {self.id!r} of sandbox {self._link.id!r}>"
@@ -142,9 +138,10 @@ class TerminalView(Exclusive, Iterator[bytes]):
         self.exit_code: int | None = None
         self.bytes_lost = 0
         self._link = link
+        self._call = AttachTerminal(terminal_id=terminal.id)
         self._stdin = None if stdin is None else input_chunks(stdin)
         self._opening = Opening()
-        self._frames: Frames | None = None
+        self._frames: Frames[TerminalInfo] | None = None
         self._is_over = False
 
     def read(self) -> bytes:
@@ -201,9 +198,8 @@ class TerminalView(Exclusive, Iterator[bytes]):
 
     def _next_frame(self) -> Frame | None:
         try:
-            frames = self._open()
-            frame = frames.next()
-            self._take(frames, frame)
+            frame = (self._open()).next()
+            self._take(frame)
             return frame
         except AtollError:
             if self._is_over:  # closed by another task or thread
@@ -217,34 +213,28 @@ class TerminalView(Exclusive, Iterator[bytes]):
             self.close()
             raise
 
-    def _open(self) -> Frames:
+    def _open(self) -> Frames[TerminalInfo]:
         if self._frames is None:
-            call = AttachTerminal(terminal_id=self.terminal.id)
             try:
-                self._frames = self._link.call(call, self._stdin, opening=self._opening)
+                self._frames = self._link.call(self._call, self._stdin, opening=self._opening)
             except CANCELLATIONS:
                 # It can be opened again, but some of its input may have been sent, and that only once.
                 self._was_interrupted = self._stdin is not None
                 raise
         return self._frames
 
-    def _take(self, frames: Frames, frame: Frame) -> None:
+    def _take(self, frame: Frame) -> None:
         if frame.kind is FrameKind.DONE:
             self._is_over = True
-            ended: TerminalInfo = frames.decode(decode_terminal, frame)
-            self.exit_code = _exit_code(ended)
-        elif frame.kind is FrameKind.EVENT:
-            event: TerminalEvent = frames.decode(decode_terminal_event, frame)
+            self.exit_code = _exit_code(result(self._call, frame))
+        elif frame.kind is not FrameKind.DATA:
+            event = terminal_event(frame)
             if isinstance(event, TerminalLost):
                 self.bytes_lost += event.bytes
-        elif frame.kind is not FrameKind.DATA:
-            raise misbehaved(f"a {frame.kind.name} frame came")
 
 
 def list_terminals(link: SandboxLink) -> list[TerminalInfo]:
-    frames = link.call(ListTerminals())
-    found: TerminalList = frames.decode(decode_terminals, frames.result())
-    return found.terminals
+    return (link.ask(ListTerminals())).terminals
 
 
 def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
@@ -260,12 +250,6 @@ def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
         sandbox_id=link.id,
         terminal_id=as_id(id),
     )
-
-
-def _ask(link: SandboxLink, call: Call) -> TerminalInfo:
-    frames = link.call(call)
-    info: TerminalInfo = frames.decode(decode_terminal, frames.result())
-    return info
 
 
 def _to_bytes(data: str | bytes) -> bytes:

@@ -18,8 +18,10 @@ from atoll.client_sync.local_files import (
     is_special,
 )
 from atoll.client_sync.open_files import begin_reading
-from atoll.client_sync.server import Frames, misbehaved
+from atoll.client_sync.server import Frames
 from atoll.client_sync.waiting import run_blocking, settle
+from atoll.protocol.answers import event, result
+from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.file_maps import FileMap
 from atoll.protocol.files import (
@@ -31,13 +33,9 @@ from atoll.protocol.files import (
     StatFile,
     UnpackFiles,
     WriteFile,
-    decode_file_done,
-    decode_file_info,
-    decode_file_map,
     to_raw_path,
 )
 from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import Call
 from atoll.protocol.names import named
 from atoll.protocol.transfer_bounds import Bounds, Tally
 from atoll.values.files import LeftOutWarning
@@ -79,23 +77,18 @@ def _upload_file(
 ) -> FileInfo:
     source = run_blocking(LocalSource, local)
     call = WriteFile(path=remote, session_id=session_id, mode=source.mode, map=source.map)
-    frames = _send_all(link, call, source, Progress(on_progress, source.size))
-    written: FileInfo = frames.decode(decode_file_info, frames.result())
-    return written
+    return _send_all(link, call, source, Progress(on_progress, source.size))
 
 
 def _upload_directory(
     link: SandboxLink, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     call = UnpackFiles(path=remote, session_id=session_id)
-    frames = _send_all(link, call, local, Progress(on_progress, None))
-    frames.decode(decode_file_done, frames.result())
-    frames = link.call(StatFile(path=remote, session_id=session_id))
-    made: FileInfo = frames.decode(decode_file_info, frames.result())
-    return made
+    _send_all(link, call, local, Progress(on_progress, None))
+    return link.ask(StatFile(path=remote, session_id=session_id))
 
 
-def _send_all(link: SandboxLink, call: Call, source: LocalSource | LocalTree, progress: Progress) -> Frames:
+def _send_all(link: SandboxLink, call: Call[Answer], source: LocalSource | LocalTree, progress: Progress) -> Answer:
     try:
         progress.add(0)
         sink = link.begin_call(call)
@@ -115,8 +108,7 @@ def download(
     link: SandboxLink, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
 ) -> None:
     source, target = to_raw_path(remote), to_raw_path(local)
-    frames = link.call(StatFile(path=source, session_id=session_id))
-    info: FileInfo = frames.decode(decode_file_info, frames.result())
+    info = link.ask(StatFile(path=source, session_id=session_id))
     is_directory = info.type is FileType.DIRECTORY
     if not is_directory and (target.endswith(b"/") or run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
@@ -140,18 +132,20 @@ def download(
     except BaseException:
         frames.close()
         raise
-    done = _take_all(frames, sink, Progress(on_progress, size))
+    done = _take_all(call, frames, sink, Progress(on_progress, size))
     _warn_of_what_is_left_out(source, done)
 
 
-def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> FileDone:
+def _take_all(
+    call: PackFiles | ReadFile, frames: Frames[FileDone], target: LocalTarget | LocalTreeTarget, progress: Progress
+) -> FileDone:
     try:
         progress.add(0)
         gathered: list[bytes] = []
         size = 0
         frame = frames.next()
         if frame.kind is FrameKind.EVENT:
-            file_map: FileMap = frames.decode(decode_file_map, frame)
+            file_map = event(FileMap, frame)
             run_blocking(target.take_map, file_map)
             progress.total = file_map.count
             frame = frames.next()
@@ -164,11 +158,9 @@ def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: P
                 progress.add(size)
                 gathered, size = [], 0
             frame = frames.next()
-        if frame.kind is not FrameKind.DONE:
-            raise misbehaved(f"a {frame.kind.name} frame came")
+        done = result(call, frame)
         run_blocking(target.write, gathered)
         progress.add(size)
-        done: FileDone = frames.decode(decode_file_done, frame)
         run_blocking(target.commit)
         return done
     finally:

@@ -6,13 +6,25 @@ from typing import Annotated
 
 import msgspec
 
+from atoll.protocol.calls import Call
 from atoll.protocol.said import Duration, ExitCode
 from atoll.protocol.sessions import DEFAULT_SESSION
 
 TIMED_OUT_EXIT_CODE = 124  # as coreutils' timeout does
 
 
-class Exec(msgspec.Struct, frozen=True, kw_only=True, tag="exec", forbid_unknown_fields=True, omit_defaults=True):
+class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended. A program killed by a signal has exit code 128 + signal, as in a shell."""
+
+    exit_code: ExitCode
+    duration: Duration
+    timed_out: bool = False
+    truncated: bool = False
+    session_ended: bool = False  # the shell is gone, as after `exit`; the next command gets a new one
+    state_lost: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of how many commands before this one, answered
+
+
+class Exec(Call[ExecDone], frozen=True, kw_only=True, tag="exec"):
     """Run a program, with no shell in between. In a session it waits for its turn and starts in its directory.
 
     `env` is added to the sandbox's own variables; None takes one away. With `stdin` the host sends INPUT frames,
@@ -27,10 +39,12 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, tag="exec", forbid_unknown
     timeout: float | None = None
     max_output: int | None = None
 
+    @property
+    def patience(self) -> float | None:
+        return self.timeout
 
-class ExecShell(
-    msgspec.Struct, frozen=True, kw_only=True, tag="exec_shell", forbid_unknown_fields=True, omit_defaults=True
-):
+
+class ExecShell(Call[ExecDone], frozen=True, kw_only=True, tag="exec_shell"):
     """Run a command in the persistent shell of a session, after those that were asked for before.
 
     `cwd` and `env` hold for this command alone; None takes a variable away. The rest is as in Exec.
@@ -44,16 +58,6 @@ class ExecShell(
     timeout: float | None = None
     max_output: int | None = None
 
-
-class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended. A program killed by a signal has exit code 128 + signal, as in a shell."""
-
-    exit_code: ExitCode
-    duration: Duration
-    timed_out: bool = False
-    truncated: bool = False
-    session_ended: bool = False  # the shell is gone, as after `exit`; the next command gets a new one
-    state_lost: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0  # of how many commands before this one, answered
-
-
-decode_exec_done = msgspec.msgpack.Decoder(ExecDone).decode
+    @property
+    def patience(self) -> float | None:
+        return self.timeout

@@ -6,13 +6,16 @@ and go. What it shows is bytes, counted from its beginning; the last REPLAY_BYTE
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 
+from atoll.protocol.answers import event
 from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.calls import Call
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import ErrorCode
+from atoll.protocol.frames import Frame
 from atoll.protocol.ids import SaidId
 from atoll.protocol.said import Count, ExitCode, Pid
 
@@ -37,16 +40,18 @@ class TerminalInfo(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: ExitCode | None = None
 
 
-class TerminalCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class TerminalList(msgspec.Struct, frozen=True, kw_only=True):
+    terminals: Annotated[list[TerminalInfo], msgspec.Meta(max_length=MAX_LISTED)]
+
+
+class TerminalCall(Call[TerminalInfo], frozen=True, kw_only=True):
     """A call about one terminal."""
 
     terminal_id: str
 
 
-class CreateTerminal(
-    msgspec.Struct, frozen=True, kw_only=True, tag="create_terminal", forbid_unknown_fields=True, omit_defaults=True
-):
-    """DONE TerminalInfo, once its program runs.
+class CreateTerminal(Call[TerminalInfo], frozen=True, kw_only=True, tag="create_terminal"):
+    """Answered once its program runs.
 
     Without `shell` that is bash, or sh where there is none. `cwd` counts from the directory of the session, or from
     /workspace. `env` is added to the sandbox's variables; None takes one away.
@@ -61,45 +66,52 @@ class CreateTerminal(
 
 
 class AttachTerminal(TerminalCall, frozen=True, kw_only=True, tag="attach_terminal"):
-    """DATA with the last of what it showed, EVENT TerminalReady, then DATA as it comes; DONE TerminalInfo at its end.
+    """DATA with the last of what it showed, EVENT TerminalReady, then DATA as it comes; answered at its end.
 
     INPUT goes to the program. Between DATA there may be EVENT TerminalLost and TerminalResized.
     """
 
+    @property
+    def patience(self) -> float | None:
+        return None
+
 
 class WriteTerminal(TerminalCall, frozen=True, kw_only=True, tag="write_terminal"):
-    """Input for its program, MAX_WRITE bytes at most. DONE TerminalInfo once there is room for it."""
+    """Input for its program, MAX_WRITE bytes at most. Answered once there is room for it."""
 
     data: bytes
 
+    @property
+    def patience(self) -> float | None:
+        return None
+
 
 class ResizeTerminal(TerminalCall, frozen=True, kw_only=True, tag="resize_terminal"):
-    """DONE TerminalInfo. Its program gets SIGWINCH."""
+    """Its program gets SIGWINCH."""
 
     cols: int
     rows: int
 
 
 class WaitTerminal(TerminalCall, frozen=True, kw_only=True, tag="wait_terminal"):
-    """DONE TerminalInfo once its program has ended."""
+    """Answered once its program has ended."""
+
+    @property
+    def patience(self) -> float | None:
+        return None
 
 
 class CloseTerminal(TerminalCall, frozen=True, kw_only=True, tag="close_terminal"):
-    """End its program and all it started, but daemons: SIGHUP, then SIGKILL. DONE TerminalInfo. Twice is fine."""
+    """End its program and all it started, but daemons: SIGHUP, then SIGKILL. Twice is fine."""
 
 
-class ListTerminals(msgspec.Struct, frozen=True, kw_only=True, tag="list_terminals", forbid_unknown_fields=True):
-    """DONE TerminalList: all that run, and the latest of those that have ended."""
+class ListTerminals(Call[TerminalList], frozen=True, kw_only=True, tag="list_terminals"):
+    """All that run, and the latest of those that have ended."""
 
 
-Call = CreateTerminal | AttachTerminal | WriteTerminal | ResizeTerminal | WaitTerminal | CloseTerminal | ListTerminals
-
-
-class TerminalList(msgspec.Struct, frozen=True, kw_only=True):
-    terminals: Annotated[list[TerminalInfo], msgspec.Meta(max_length=MAX_LISTED)]
-
-
-Result = TerminalInfo | TerminalList
+AnyCall = (CreateTerminal | AttachTerminal | WriteTerminal | ResizeTerminal) | (
+    WaitTerminal | CloseTerminal | ListTerminals
+)
 
 
 class TerminalReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -124,6 +136,10 @@ class TerminalResized(msgspec.Struct, frozen=True, kw_only=True, tag="resized"):
 TerminalEvent = TerminalReady | TerminalLost | TerminalResized
 
 
+def terminal_event(frame: Frame) -> TerminalEvent:
+    return event(cast("type[TerminalEvent]", TerminalEvent), frame)
+
+
 def check_size(cols: object, rows: object) -> None:
     for name, value in (("cols", cols), ("rows", rows)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
@@ -139,12 +155,3 @@ def to_words(shell: object) -> list[str] | None:
         remedy = 'Give a program such as "zsh", or a list such as ["python3", "-q"].'
         raise wrong_argument("shell", shell, "is no program", remedy=remedy, code=ErrorCode.INVALID_COMMAND)
     return words
-
-
-_terminal = msgspec.msgpack.Decoder(TerminalInfo)
-_terminals = msgspec.msgpack.Decoder(TerminalList)
-_terminal_event: msgspec.msgpack.Decoder[TerminalEvent] = msgspec.msgpack.Decoder(TerminalEvent)
-
-decode_terminal = _terminal.decode
-decode_terminals = _terminals.decode
-decode_terminal_event = _terminal_event.decode

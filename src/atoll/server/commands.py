@@ -14,20 +14,21 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from atoll.protocol.answers import result
 from atoll.protocol.arguments import check_directory, check_lasting_variables
-from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
+from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.frames import QUEUEING, FrameKind
 from atoll.protocol.ids import parse_session_id
-from atoll.protocol.sessions import CreateSession, SessionRequest, Sessions
+from atoll.protocol.sessions import CreateSession, ListSessions, SessionRequest
 from atoll.server.bodies import read_json, wants, while_client_waits
+from atoll.server.calls import ask
 from atoll.server.command_bodies import ExecEventBody, ExecRequest, ExecResultBody
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
-from atoll.supervisor.agent_failures import decode
-from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, Allowance, CommandOutput, patience_with
+from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, Allowance, CommandOutput, patience_with
 
 # Of each of the two streams, in one JSON document: it is made in one go, while everybody else waits.
 JSON_OUTPUT, MAX_JSON_OUTPUT = 2**20, 8 * 2**20
@@ -139,7 +140,7 @@ async def stream(
             for kind, output in outputs.items():
                 if data := output.take(b"", final=True):
                     yield _output(_STREAMS[kind], data)
-            yield _completion(decode(decode_exec_done, frame))
+            yield _completion(result(call, frame))
         except AtollError as problem:
             yield _event("error", code=problem.code, message=problem.message, remedy=problem.remedy)
 
@@ -182,8 +183,7 @@ def _encode(event: ExecEventBody) -> bytes:
 
 
 async def list_sessions(request: Request) -> Response:
-    found = await actor_of(request).do(caller_of(request), AgentLink.list_sessions)
-    return json_response(Sessions(sessions=found))
+    return json_response(await ask(request, ListSessions()))
 
 
 async def post_session(request: Request) -> Response:

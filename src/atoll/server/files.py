@@ -9,19 +9,19 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from email.utils import formatdate
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
+from atoll.protocol.answers import event, misbehaved, out_of_place
 from atoll.protocol.content_types import SNIFFED_BYTES, mime_type
 from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
 from atoll.protocol.files import (
@@ -30,7 +30,9 @@ from atoll.protocol.files import (
     DeleteDirectory,
     DeleteFile,
     FileChange,
+    FileChanges,
     FileInfo,
+    FileList,
     ListFiles,
     MakeDirectory,
     MoveFile,
@@ -40,18 +42,14 @@ from atoll.protocol.files import (
     UnpackFiles,
     WatchFiles,
     WriteFile,
-    decode_file_changes,
-    decode_file_done,
-    decode_file_info,
-    decode_file_list,
     to_raw_path,
 )
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.limits import parse_bounds
-from atoll.protocol.messages import Call
 from atoll.protocol.sessions import DEFAULT_SESSION
 from atoll.protocol.transfer_bounds import Bounds
-from atoll.server.bodies import read_json, while_client_waits
+from atoll.server.bodies import read_json
+from atoll.server.calls import ask, feed, frames_of
 from atoll.server.file_bodies import (
     CopyRequest,
     DirectoryRequest,
@@ -65,13 +63,9 @@ from atoll.server.file_bodies import (
 )
 from atoll.server.problems import bad_request, json_response, problem_response
 from atoll.server.ranges import parse_range
-from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
-from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import decode, misbehaved
-from atoll.supervisor.agent_link import AgentLink
+from atoll.server.sandboxes import EVENT_STREAM, actor_of
 
 TAR = "application/x-tar"
-INPUT_CHUNK = 256 * 1024
 ITEMS_AT_ONCE = 64
 LAST_SECOND = 253402300799.0  # of the year 9999, which a header can still name
 # What runs in a sandbox chose these bytes: a browser must not take them for a page of ours.
@@ -88,7 +82,7 @@ async def get_content(request: Request) -> Response:
     path, session_id = queries.path(), queries.session_id()
     wanted = None
     if "range" in request.headers:
-        info = await ask(request, StatFile(path=path, session_id=session_id), decode_file_info)
+        info = await ask(request, StatFile(path=path, session_id=session_id))
         try:
             wanted = range_of(request, info)
         except AtollError as problem:
@@ -96,8 +90,8 @@ async def get_content(request: Request) -> Response:
     offset, length = wanted or (0, None)
     most = queries.bounds().max_bytes if request.method == "GET" else None
     call = ReadFile(path=path, session_id=session_id, offset=offset, length=length, max_bytes=most)
-    frames = answer(request, call)
-    info = decode(decode_file_info, expect(await anext(frames), FrameKind.EVENT))
+    frames = frames_of(request, call)
+    info = event(FileInfo, await anext(frames))
     first, is_whole = await first_bytes(frames)
     if wanted and is_whole and not first:
         message = f"the file ends before byte {offset}, whatever its size says"
@@ -132,7 +126,7 @@ async def put_content(request: Request) -> Response:
         sync=queries.flag("sync"),
         exclusive=queries.flag("exclusive"),
     )
-    return json_response(to_info_body(await feed(request, call, decode_file_info)))
+    return json_response(to_info_body(await feed(request, call)))
 
 
 async def list_files(request: Request) -> Response:
@@ -143,7 +137,7 @@ async def list_files(request: Request) -> Response:
         recursive=queries.flag("recursive"),
         include_hidden=queries.flag("hidden"),
     )
-    frames = answer(request, call)
+    frames = frames_of(request, call)
     return StreamingResponse(
         listing(actor_of(request).rest, await anext(frames), frames), media_type="application/json"
     )
@@ -152,18 +146,18 @@ async def list_files(request: Request) -> Response:
 async def get_info(request: Request) -> Response:
     queries = Queries(request)
     call = StatFile(path=queries.path(), session_id=queries.session_id(), follow=queries.flag("follow", True))
-    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+    return json_response(to_info_body(await ask(request, call)))
 
 
 async def delete_files(request: Request) -> Response:
     queries = Queries(request)
     path, session_id, is_recursive = queries.path(), queries.session_id(), queries.flag("recursive")
     try:
-        await ask(request, DeleteFile(path=path, session_id=session_id), decode_file_done)
+        await ask(request, DeleteFile(path=path, session_id=session_id))
     except AtollError as problem:
         if problem.code is not ErrorCode.IS_DIRECTORY or not is_recursive:
             raise
-        await ask(request, DeleteDirectory(path=path, session_id=session_id), decode_file_done)
+        await ask(request, DeleteDirectory(path=path, session_id=session_id))
     return Response(status_code=204)
 
 
@@ -175,7 +169,7 @@ async def post_directory(request: Request) -> Response:
         recursive=asked.recursive,
         mode=parse_mode(asked.mode),
     )
-    return json_response(to_info_body(await ask(request, call, decode_file_info)), 201)
+    return json_response(to_info_body(await ask(request, call)), 201)
 
 
 async def post_move(request: Request) -> Response:
@@ -186,7 +180,7 @@ async def post_move(request: Request) -> Response:
         session_id=asked.session_id,
         into_directory=asked.into_directory,
     )
-    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+    return json_response(to_info_body(await ask(request, call)))
 
 
 async def post_copy(request: Request) -> Response:
@@ -196,7 +190,7 @@ async def post_copy(request: Request) -> Response:
         target=choose_path(asked.target, asked.target_base64, "target"),
         session_id=asked.session_id,
     )
-    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+    return json_response(to_info_body(await ask(request, call)))
 
 
 async def post_mode(request: Request) -> Response:
@@ -204,13 +198,13 @@ async def post_mode(request: Request) -> Response:
     call = ChangeMode(
         path=choose_path(asked.path, asked.path_base64), session_id=asked.session_id, mode=parse_mode(asked.mode)
     )
-    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+    return json_response(to_info_body(await ask(request, call)))
 
 
 async def get_archive(request: Request) -> Response:
     queries = Queries(request)
     call = PackFiles(path=queries.path(), session_id=queries.session_id(), bounds=queries.bounds())
-    frames = answer(request, call)
+    frames = frames_of(request, call)
     first, is_whole = await first_bytes(frames)
     headers = UNTRUSTED | {"content-type": TAR} | ({"content-length": str(len(first))} if is_whole else {})
     if request.method == "HEAD":
@@ -222,7 +216,7 @@ async def get_archive(request: Request) -> Response:
 async def put_archive(request: Request) -> Response:
     queries = Queries(request)
     call = UnpackFiles(path=queries.path(), session_id=queries.session_id())
-    return json_response(FileCountBody(count=(await feed(request, call, decode_file_done)).count))
+    return json_response(FileCountBody(count=(await feed(request, call)).count))
 
 
 async def get_watch(request: Request) -> Response:
@@ -234,8 +228,8 @@ async def get_watch(request: Request) -> Response:
         include=[to_raw_path(pattern) for pattern in queries.all("include")],
         exclude=[to_raw_path(pattern) for pattern in queries.all("exclude")],
     )
-    frames = answer(request, call)
-    expect(await anext(frames), FrameKind.EVENT)  # it watches now
+    frames = frames_of(request, call)
+    event(FileChanges, await anext(frames))  # it watches now
     if request.method == "HEAD":
         await frames.aclose()
         return Response(media_type=EVENT_STREAM)
@@ -284,59 +278,6 @@ class Queries:
         return text.lower() in ("true", "1")
 
 
-async def answer(request: Request, call: Call) -> AsyncGenerator[Frame, None]:
-    """The frames of a call's answer, DONE last. The agent sends them as fast as they are taken."""
-    async with actor_of(request).answering(caller_of(request), call) as (agent, _):
-        async for frame in agent.frames():
-            yield frame
-
-
-async def ask(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
-    """The result of a call that has nothing else."""
-
-    async def result(link: AgentLink) -> T:
-        async with link.operation(call) as agent:
-            return decode(decoder, expect(await agent.next_frame(), FrameKind.DONE))
-
-    return await while_client_waits(request, actor_of(request).do(caller_of(request), result))
-
-
-async def feed(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
-    """The result of a call that reads the request's body."""
-    actor, caller = actor_of(request), caller_of(request)
-
-    async def begin(link: AgentLink) -> AgentConnection:
-        await link.ping()  # once some of the body has gone, nobody could send it again
-        return await stack.enter_async_context(link.operation(call))
-
-    async with actor.use(caller), AsyncExitStack() as stack:
-        agent = await actor.do(caller, begin)
-        feeder = asyncio.create_task(_feed(request, agent))
-        try:
-            return decode(decoder, expect(await agent.next_frame(), FrameKind.DONE))
-        except AtollError:
-            if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
-                raise cause from None
-            raise
-        finally:
-            feeder.cancel()
-            await asyncio.gather(feeder, return_exceptions=True)
-
-
-async def _feed(request: Request, agent: AgentConnection) -> None:
-    try:
-        async for chunk in request.stream():
-            for start in range(0, len(chunk), INPUT_CHUNK):
-                await agent.send_frame(Frame(FrameKind.INPUT, chunk[start : start + INPUT_CHUNK]))
-        await agent.send_frame(Frame(FrameKind.INPUT, b""))
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        raise ClientDisconnect
-    except ClientDisconnect:
-        agent.abort()
-        raise
-
-
 class BreakableResponse(StreamingResponse):
     """One that ends without its end when something fails: the connection is closed, and the client knows."""
 
@@ -353,7 +294,7 @@ async def first_bytes(frames: AsyncGenerator[Frame, None]) -> tuple[bytes, bool]
     async for frame in frames:
         if frame.kind is FrameKind.DONE:
             return bytes(data), True
-        data += expect(frame, FrameKind.DATA).payload
+        data += data_in(frame)
         if len(data) >= SNIFFED_BYTES:
             break
     return bytes(data), False
@@ -368,7 +309,7 @@ async def content(first: bytes, frames: AsyncGenerator[Frame, None], length: int
             frame = await anext(frames, None)
             if frame is None or frame.kind is FrameKind.DONE:
                 break
-            data = expect(frame, FrameKind.DATA).payload
+            data = data_in(frame)
             yield data if length is None else data[: length - sent]
             sent += len(data)
         if length is not None and sent < length:
@@ -382,7 +323,7 @@ async def listing(rest: Rest, first: Frame, frames: AsyncGenerator[Frame, None])
         yield b'{"files":['
         try:
             while frame.kind is not FrameKind.DONE:
-                found = decode(decode_file_list, expect(frame, FrameKind.EVENT)).files
+                found = event(FileList, frame).files
                 for some in portions(found):
                     items = b",".join(msgspec.json.encode(to_info_body(file)) for file in some)
                     yield b"," + items if count else items
@@ -401,9 +342,9 @@ async def changes(rest: Rest, frames: AsyncGenerator[Frame, None]) -> AsyncItera
             async for frame in frames:
                 if frame.kind is FrameKind.DONE:
                     return
-                found = decode(decode_file_changes, expect(frame, FrameKind.EVENT)).changes
+                found = event(FileChanges, frame).changes
                 if not found:  # it costs nothing to send, and would be read for ever
-                    raise misbehaved("the agent sent changes without one in them")
+                    raise misbehaved("changes came without one in them")
                 for some in portions(found):
                     yield b"".join(map(change_event, some))
                     await rest()
@@ -421,10 +362,10 @@ def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + ITEMS_AT_ONCE] for start in range(0, len(items), ITEMS_AT_ONCE))
 
 
-def expect(frame: Frame, kind: FrameKind) -> Frame:
-    if frame.kind is not kind:
-        raise misbehaved(f"the agent sent {frame.kind.name}, not {kind.name}")
-    return frame
+def data_in(frame: Frame) -> bytes:
+    if frame.kind is not FrameKind.DATA:
+        raise out_of_place(frame)
+    return frame.payload
 
 
 def range_of(request: Request, info: FileInfo) -> tuple[int, int] | None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import base64
 import codecs
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from atoll.protocol.answers import misbehaved, result
 from atoll.protocol.arguments import check_directory
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, Context
-from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import Call
+from atoll.protocol.frames import FrameKind
 from atoll.protocol.processes import (
     OK_STATUS,
     CleanUpProcesses,
@@ -34,26 +33,19 @@ from atoll.protocol.processes import (
     WaitForExit,
     WaitForPort,
     check_wait,
-    decode_log_part,
-    decode_process,
-    decode_process_count,
-    decode_processes,
+    log_part,
     parse_process_id,
     parse_signal,
 )
 from atoll.server.bodies import read_json, read_number, wants, while_client_waits
+from atoll.server.calls import ask
 from atoll.server.commands import to_text
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
-from atoll.supervisor.agent_failures import decode, misbehaved
-from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink
-from atoll.supervisor.patience import deadline
 
 ENTRIES_AT_ONCE = 64
 MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
-
-T = TypeVar("T")
 
 
 class ProcessRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,7 +108,7 @@ class LogEventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 async def list_processes(request: Request) -> Response:
-    return json_response(await ask(request, ListProcesses(), decode_processes))
+    return json_response(await ask(request, ListProcesses()))
 
 
 async def post_process(request: Request) -> Response:
@@ -130,25 +122,25 @@ async def post_process(request: Request) -> Response:
         timeout=_seconds(asked.timeout),
         restart=asked.restart,
     )
-    return json_response(await ask(request, call, decode_process), 201)
+    return json_response(await ask(request, call), 201)
 
 
 async def kill_all(request: Request) -> Response:
-    return json_response(await ask(request, KillAllProcesses(), decode_process_count))
+    return json_response(await ask(request, KillAllProcesses()))
 
 
 async def clean_up(request: Request) -> Response:
-    return json_response(await ask(request, CleanUpProcesses(), decode_process_count))
+    return json_response(await ask(request, CleanUpProcesses()))
 
 
 async def get_process(request: Request) -> Response:
-    return json_response(await ask(request, GetProcess(process_id=_process_id(request)), decode_process))
+    return json_response(await ask(request, GetProcess(process_id=_process_id(request))))
 
 
 async def kill_process(request: Request) -> Response:
     asked = await read_json(request, KillRequest)
     call = KillProcess(process_id=_process_id(request), signal=parse_signal(asked.signal))
-    return json_response(await ask(request, call, decode_process))
+    return json_response(await ask(request, call))
 
 
 async def wait_for_port(request: Request) -> Response:
@@ -162,13 +154,13 @@ async def wait_for_port(request: Request) -> Response:
         max_status=asked.max_status,
         timeout=_seconds(asked.timeout),
     )
-    return json_response(await while_client_waits(request, wait(request, check_wait(call))))
+    return json_response(await ask(request, check_wait(call)))
 
 
 async def wait_for_exit(request: Request) -> Response:
     asked = await read_json(request, ExitRequest)
     call = WaitForExit(process_id=_process_id(request), timeout=_seconds(asked.timeout))
-    return json_response(await while_client_waits(request, wait(request, call)))
+    return json_response(await ask(request, call))
 
 
 async def get_logs(request: Request) -> Response:
@@ -183,38 +175,16 @@ async def get_logs(request: Request) -> Response:
     return StreamingResponse(_as_stream(first, parts), media_type=EVENT_STREAM)
 
 
-async def ask(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
-    """A call that is answered with one frame, and soon."""
-
-    async def work(link: AgentLink) -> T:
-        async with link.operation(call) as agent, deadline(ANSWER_GRACE):
-            return decode(decoder, _done(await agent.next_frame()))
-
-    return await actor_of(request).do(caller_of(request), work)
-
-
-async def wait(request: Request, call: WaitForPort | WaitForExit) -> ProcessInfo:
-    patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
-
-    async def work(link: AgentLink) -> ProcessInfo:
-        async with link.operation(call) as agent, deadline(patience):
-            return decode(decode_process, _done(await agent.next_frame()))
-
-    return await actor_of(request).do(caller_of(request), work)
-
-
 async def read_parts(
     actor: SandboxActor, caller: Caller, call: StreamProcessLog
 ) -> AsyncGenerator[LogPart | ProcessInfo, None]:
     """The parts of a log. The last one says how the process is, for a log may have no parts."""
     async with actor.answering(caller, call) as (agent, _):
         while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-            if frame.kind is not FrameKind.EVENT:
-                raise misbehaved(f"the agent sent {frame.kind.name} for a log")
-            for part in portions(decode(decode_log_part, frame)):
+            for part in portions(log_part(frame)):
                 yield part
                 await agent.rest()
-        yield decode(decode_process, frame)
+        yield result(call, frame)
 
 
 def portions(part: LogPart) -> Iterator[LogPart]:
@@ -239,7 +209,7 @@ async def collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> Process
                 output[entry.stream.value] += entry.data
                 size += len(entry.data)
             if size > MAX_LOG:
-                raise misbehaved("the agent sent more than it keeps of a log")
+                raise misbehaved("more of a log came than is kept")
     stdout, stderr = (to_text(bytes(data)) for data in output.values())
     return ProcessLogsBody(
         stdout=stdout[0],
@@ -295,12 +265,6 @@ class LogEvents:
 def _encode(event: LogEventBody) -> bytes:
     number = b"" if event.number is None else b"id: %d\n" % event.number
     return b"%sevent: %s\ndata: %s\n\n" % (number, event.type.encode(), msgspec.json.encode(event))
-
-
-def _done(frame: Frame) -> Frame:
-    if frame.kind is not FrameKind.DONE:
-        raise misbehaved(f"the agent answered with {frame.kind.name}")
-    return frame
 
 
 def _process_id(request: Request) -> str:

@@ -22,11 +22,11 @@ from starlette.types import Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
-from atoll.protocol.messages import encode_message, session_of
+from atoll.protocol.messages import encode_message
 from atoll.server.connections import Departure, departure_of
 from atoll.server.problems import log_if_ours, problem_response
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_link import AgentLink, Operation
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.roster import Roster
 
 BATCH_BYTES = 256 * 1024
@@ -64,7 +64,7 @@ class Relay:
 
 
 async def exchange(message: bytes, requests: Requests, answer: Answer, link: AgentLink) -> None:
-    async with Operation(link, message, session_of(message)) as agent:
+    async with link.operation(message) as agent:
         feeder = asyncio.create_task(requests.feed(agent))
         try:
             # What the client sends is not read while its standard input is backed up; its departure must be seen.

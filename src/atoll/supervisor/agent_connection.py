@@ -16,9 +16,10 @@ from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
+from atoll.protocol.answers import misbehaved
 from atoll.protocol.errors import AgentLostError, AtollError
 from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, decode_lost, encode_frame, encode_header
-from atoll.supervisor.agent_failures import failure_in, kept_waiting, misbehaved, not_running, silent
+from atoll.supervisor.agent_failures import failure_in, kept_waiting, not_running, silent
 from atoll.supervisor.patience import Patience
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ class AgentConnection(asyncio.Protocol):
             while len(self._frames) < UNREAD_FRAMES and not self._failure and (frame := self._decoder.pop()):
                 self._take(frame)
         except FrameError as cause:
-            self._fail(misbehaved(f"the agent broke the protocol: {cause}"))
+            self._fail(misbehaved(str(cause)))
             self.abort()
 
     def connection_lost(self, cause: Exception | None) -> None:

@@ -6,27 +6,15 @@ Nothing that comes from inside is believed beyond what an agent has to say.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from atoll.protocol.errors import (
-    AgentLostError,
-    AgentMisbehavedError,
-    AgentTimeoutError,
-    AtollError,
-    ErrorCode,
-    from_body,
-    too_many_open_files,
-)
-from atoll.protocol.messages import decode_error
+from atoll.protocol.answers import failure, misbehaved
+from atoll.protocol.errors import AgentLostError, AgentTimeoutError, AtollError, ErrorCode, too_many_open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from atoll.protocol.frames import Frame
-
-T = TypeVar("T")
 
 # An unknown code, of a newer agent, is INTERNAL_ERROR here.
 CODES_OF_AGENTS = frozenset(
@@ -123,10 +111,6 @@ def not_running(message: str) -> AgentLostError:
     return AgentLostError(message, code=ErrorCode.SANDBOX_NOT_RUNNING, remedy=remedy)
 
 
-def misbehaved(what: str) -> AgentMisbehavedError:
-    return AgentMisbehavedError(what, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
-
-
 def silent(seconds: float) -> AgentTimeoutError:
     return AgentTimeoutError(
         f"the sandbox's agent did not answer within {seconds:g} seconds",
@@ -142,17 +126,9 @@ def kept_waiting(seconds: float) -> AgentTimeoutError:
     )
 
 
-def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
-    try:
-        return decoder(frame.payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
-        raise misbehaved(f"the agent's answer makes no sense: {cause}") from cause
-
-
 def failure_in(frame: Frame) -> AtollError:
     """What a FAILED frame says, if it is for an agent to say: programs act on codes, and nobody inside directs them."""
-    problem = from_body(decode(decode_error, frame))
+    problem = failure(frame)
     if problem.code in CODES_OF_AGENTS:
         return problem
-    message = f"the agent failed with {problem.code}, which is not for it to say: {problem.message!r:.200}"
-    return misbehaved(message)
+    return misbehaved(f"it failed with {problem.code}, which is not for it to say: {problem.message!r:.200}")

@@ -23,33 +23,24 @@ import time
 import weakref
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atoll.protocol.agents import Ping, Pong, decode_pong
-from atoll.protocol.calls import encode_call
-from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
+from atoll.protocol.agents import Ping, Pong
+from atoll.protocol.answers import misbehaved, result
+from atoll.protocol.calls import Answer, Call, encode_call
+from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.errors import AgentTimeoutError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import Call
-from atoll.protocol.sessions import (
-    CreateSession,
-    DeleteSession,
-    ListSessions,
-    SessionInfo,
-    SetEnvironment,
-    decode_session,
-    decode_sessions,
-)
+from atoll.protocol.messages import session_of
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import WHEN_ENDED, decode, misbehaved, unreachable
+from atoll.supervisor.agent_failures import WHEN_ENDED, unreachable
 from atoll.supervisor.descriptors import has_room, is_reserved, no_room
 from atoll.supervisor.patience import deadline
 from atoll.supervisor.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 IDLE_CONNECTIONS = 8
@@ -62,8 +53,6 @@ MAX_OUTPUT_KEPT = 64 * 2**20
 CONNECT_PAUSES = (0.005, 0.01, 0.02, 0.05)
 SENT_AHEAD = 2**20  # the kernel gives twice its default at most: large files go twice as far without a wait
 
-
-T = TypeVar("T")
 everyone: weakref.WeakSet[AgentLink] = weakref.WeakSet()  # who may have connections that nobody uses
 
 
@@ -107,27 +96,12 @@ class AgentLink:
             self._idle.popleft().abort()
 
     async def ping(self) -> Pong:
-        return await self.ask(Ping(), decode_pong)
+        return await self.ask(Ping())
 
-    async def create_session(self, call: CreateSession) -> SessionInfo:
-        return await self.ask(call, decode_session)
-
-    async def delete_session(self, session_id: str) -> SessionInfo:
-        return await self.ask(DeleteSession(session_id=session_id), decode_session)
-
-    async def list_sessions(self) -> list[SessionInfo]:
-        return (await self.ask(ListSessions(), decode_sessions)).sessions
-
-    async def set_environment(self, env: dict[str, str | None]) -> None:
-        await self.ask(SetEnvironment(env=env), decode_sessions)
-
-    async def ask(self, call: Call, decoder: Callable[[bytes], T]) -> T:
-        """A call that is answered at once, with one frame."""
-        async with self.operation(call) as connection, deadline(ANSWER_GRACE):
-            frame = await connection.next_frame()
-            if frame.kind is not FrameKind.DONE:
-                raise misbehaved(f"the agent answered with {frame.kind.name}")
-            return decode(decoder, frame)
+    async def ask(self, call: Call[Answer]) -> Answer:
+        """What a call is answered with that streams nothing."""
+        async with self.operation(call) as connection, deadline(patience_with(call)):
+            return result(call, await connection.next_frame())
 
     async def run(self, call: Exec | ExecShell, stdin: bytes | None = None) -> CommandOutput:
         """Run a command to its end and keep what it wrote: `max_output` of each stream, or MAX_OUTPUT_KEPT."""
@@ -138,12 +112,14 @@ class AgentLink:
         async with self.operation(call) as connection, deadline(patience_with(call)) as time:
             turns = time if call.session_id else None
             if stdin is None:
-                return await collect(connection, call.max_output, turns)
+                return await collect(connection, call, turns)
             async with connection.fed(stdin):
-                return await collect(connection, call.max_output, turns)
+                return await collect(connection, call, turns)
 
-    def operation(self, call: Call) -> Operation:
-        """A connection on which `call` has been sent, as a context manager."""
+    def operation(self, call: Call[Any] | bytes) -> Operation:
+        """A connection on which `call` has been sent, as a context manager. A client's stays as it came: bytes."""
+        if isinstance(call, bytes):
+            return Operation(self, call, session_of(call))
         return Operation(self, encode_call(call), call.session_id if isinstance(call, Exec | ExecShell) else None)
 
     @property
@@ -277,7 +253,7 @@ def connect(peer: socket.socket, path: Path) -> None:
 class Operation:
     """One operation on a connection, which is kept for the next only if this one came to its end."""
 
-    def __init__(self, link: AgentLink, message: bytes, session: str | None = None) -> None:
+    def __init__(self, link: AgentLink, message: bytes, session: str | None) -> None:
         self._link = link
         self._message = message
         self._session = session
@@ -292,20 +268,20 @@ class Operation:
         self._link.take_back(self._connection)
 
 
-async def collect(connection: AgentConnection, allowed: int | None, time: deadline | None) -> CommandOutput:
+async def collect(connection: AgentConnection, call: Exec | ExecShell, time: deadline | None) -> CommandOutput:
     """All output and the result of the command under way; an agent that sends more than was allowed is cut off.
 
     `time` stands still while the command waits; a command without a session waits for nobody.
     """
     output = {FrameKind.STDOUT: bytearray(), FrameKind.STDERR: bytearray()}
-    allowance = Allowance(allowed)
+    allowance = Allowance(call.max_output)
     while (frame := await connection.next_frame()).kind is not FrameKind.DONE:
         if frame.kind not in output:
             note_turn(frame, time)
             continue
         allowance.take(frame)
         output[frame.kind] += frame.payload
-    done = decode(decode_exec_done, frame)
+    done = result(call, frame)
     stdout, stderr = (bytes(data) for data in output.values())
     return CommandOutput(stdout=stdout, stderr=stderr, done=done)
 
@@ -319,23 +295,23 @@ class Allowance:
     def take(self, frame: Frame) -> None:
         """Raise for a frame that is no output, or none that may come."""
         if frame.kind not in self._left:
-            raise misbehaved(f"the agent sent {frame.kind.name} for output")
+            raise misbehaved(f"a {frame.kind.name} frame came for output")
         if not frame.payload:  # it costs nothing to send, and would be read for ever
-            raise misbehaved("the agent sent output without a byte in it")
+            raise misbehaved("output came without a byte in it")
         left = self._left[frame.kind]
         if left is not None:
             self._left[frame.kind] = left = left - len(frame.payload)
             if left < 0:
-                raise misbehaved("the agent sent more output than was allowed")
+                raise misbehaved("more output came than was allowed")
 
 
-def patience_with(call: Exec | ExecShell) -> float | None:
-    return None if call.timeout is None else call.timeout + ANSWER_GRACE
+def patience_with(call: Call[Any]) -> float | None:
+    return None if call.patience is None else call.patience + ANSWER_GRACE
 
 
 def note_turn(frame: Frame, time: deadline | None) -> None:
     if time is None or frame.kind not in (FrameKind.WAITING, FrameKind.STARTED):
-        raise misbehaved(f"the agent sent {frame.kind.name} for a command")
+        raise misbehaved(f"a {frame.kind.name} frame came for a command")
     if frame.kind is FrameKind.WAITING:
         time.stand_still()
     else:
