@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from atoll.protocol.agents import Ping, Pong
-from atoll.protocol.answers import MAX_ERROR, event, failure, result
+from atoll.protocol.answers import MAX_ERROR, answer_type, event, failure, result
 from atoll.protocol.calls import Call
 from atoll.protocol.commands import ExecDone, ExecShell
 from atoll.protocol.errors import AgentMisbehavedError, ErrorBody
@@ -24,9 +25,7 @@ PONG = encode_message(Pong(protocol_version=1, commands_running=0))
 
 @pytest.mark.parametrize("kind", get_args(AnyCall), ids=lambda kind: kind.__name__)
 def test_every_call_names_the_type_of_its_answer(kind: type[Call[Any]]) -> None:
-    call = kind.__new__(kind)  # its type is all that counts
-    with pytest.raises(AgentMisbehavedError):
-        result(call, Frame(FrameKind.DONE, encode_message("none of them is a text")))
+    assert issubclass(answer_type(kind), msgspec.Struct)
 
 
 def test_an_answer_is_of_the_type_that_its_call_names() -> None:

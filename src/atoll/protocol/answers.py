@@ -25,7 +25,7 @@ def result(call: Call[Answer], frame: Frame) -> Answer:
     """What a call was answered with, from the frame that ends it."""
     if frame.kind is not FrameKind.DONE:
         raise out_of_place(frame)
-    answer: Answer = _opened(_answer_type(type(call)), frame)
+    answer: Answer = _opened(answer_type(type(call)), frame)
     return answer
 
 
@@ -55,7 +55,7 @@ def misbehaved(what: str) -> AgentMisbehavedError:
 
 
 @cache
-def _answer_type(kind: type[Call[Any]]) -> Any:
+def answer_type(kind: type[Call[Any]]) -> Any:
     """The type that a kind of call names: its own argument, or that of the nearest class above it that has one."""
     for ancestor in kind.__mro__:
         for base in ancestor.__dict__.get("__orig_bases__", ()):
