@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import pytest
 
 from atoll.protocol.answers import result
+from atoll.protocol.command_output import CommandOutput
 from atoll.protocol.commands import ExecShell
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.sessions import CreateSession
-from atoll.supervisor.agent_link import CommandOutput
 from tests.conftest import Box
 from tests.system.test_agent_commands import time_out_after_printing, wait_until_gone
 

@@ -18,6 +18,8 @@ from atoll.client.transport import Opening, Response, SilenceError, Transport, U
 from atoll.client.waiting import pause
 from atoll.protocol.answers import failure, misbehaved, out_of_place, result
 from atoll.protocol.calls import Answer, Call, encode_call
+from atoll.protocol.command_output import Turn
+from atoll.protocol.commands import session_of
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
 from atoll.protocol.frames import (
     FRAMES,
@@ -228,7 +230,7 @@ class Frames(Generic[Answer]):
         self._call = call
         self._response = response
         self._patience = self._left = patience
-        self._is_queueing = False
+        self._turn = Turn(may_wait=session_of(call) is not None)
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
 
@@ -238,7 +240,7 @@ class Frames(Generic[Answer]):
         Whoever is cancelled here has lost nothing, and may ask again.
         """
         while (frame := await self._next()).kind in QUEUEING:
-            self._is_queueing = frame.kind is FrameKind.WAITING
+            pass
         return frame
 
     async def _next(self) -> Frame:
@@ -255,10 +257,11 @@ class Frames(Generic[Answer]):
             raise failure(frame)
         if frame.kind is not FrameKind.DONE and frame.kind not in ANSWERING:
             raise out_of_place(frame)
+        self._turn.take(frame.kind)
         return frame
 
     async def _next_chunk(self) -> bytes:
-        if self._left is None or self._is_queueing:
+        if self._left is None or self._turn.is_waiting:
             return await self._response.next_chunk(None)
         began = time.monotonic()
         try:

@@ -19,6 +19,8 @@ from atoll.client_sync.transport import Opening, Response, SilenceError, Transpo
 from atoll.client_sync.waiting import pause
 from atoll.protocol.answers import failure, misbehaved, out_of_place, result
 from atoll.protocol.calls import Answer, Call, encode_call
+from atoll.protocol.command_output import Turn
+from atoll.protocol.commands import session_of
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
 from atoll.protocol.frames import (
     FRAMES,
@@ -225,7 +227,7 @@ class Frames(Generic[Answer]):
         self._call = call
         self._response = response
         self._patience = self._left = patience
-        self._is_queueing = False
+        self._turn = Turn(may_wait=session_of(call) is not None)
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
 
@@ -235,7 +237,7 @@ class Frames(Generic[Answer]):
         Whoever is cancelled here has lost nothing, and may ask again.
         """
         while (frame := self._next()).kind in QUEUEING:
-            self._is_queueing = frame.kind is FrameKind.WAITING
+            pass
         return frame
 
     def _next(self) -> Frame:
@@ -252,10 +254,11 @@ class Frames(Generic[Answer]):
             raise failure(frame)
         if frame.kind is not FrameKind.DONE and frame.kind not in ANSWERING:
             raise out_of_place(frame)
+        self._turn.take(frame.kind)
         return frame
 
     def _next_chunk(self) -> bytes:
-        if self._left is None or self._is_queueing:
+        if self._left is None or self._turn.is_waiting:
             return self._response.next_chunk(None)
         began = time.monotonic()
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -61,3 +61,8 @@ class ExecShell(Call[ExecDone], frozen=True, kw_only=True, tag="exec_shell"):
     @property
     def patience(self) -> float | None:
         return self.timeout
+
+
+def session_of(call: Call[Any]) -> str | None:
+    """The session in which a call waits for its turn, if it is a command in one."""
+    return call.session_id if isinstance(call, Exec | ExecShell) else None

@@ -49,7 +49,7 @@ class _Queued(msgspec.Struct):
     session_id: str | None = None
 
 
-def session_of(message: bytes) -> str | None:
+def session_in(message: bytes) -> str | None:
     """The session in which this call waits for its turn, if it is a command in one."""
     try:
         call = _queued_decoder.decode(message)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import codecs
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing
 from datetime import UTC, datetime
 from uuid import uuid4
@@ -14,12 +13,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from atoll.protocol.answers import result
 from atoll.protocol.arguments import check_directory, check_lasting_variables
+from atoll.protocol.command_output import CommandFold, CommandOutput, CommandText, Piece
 from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
-from atoll.protocol.frames import QUEUEING, FrameKind
 from atoll.protocol.ids import parse_session_id
 from atoll.protocol.sessions import CreateSession, ListSessions, SessionRequest
 from atoll.server.bodies import read_json, wants, while_client_waits
@@ -28,12 +26,11 @@ from atoll.server.command_bodies import ExecEventBody, ExecRequest, ExecResultBo
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
-from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, Allowance, CommandOutput, patience_with
+from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, patience_with
 
 # Of each of the two streams, in one JSON document: it is made in one go, while everybody else waits.
 JSON_OUTPUT, MAX_JSON_OUTPUT = 2**20, 8 * 2**20
 EVENT_OUTPUT = 64 * 1024  # bytes that an event has at most; an agent sends no more at once
-_STREAMS = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
 
 async def post_exec(request: Request) -> Response:
@@ -120,9 +117,9 @@ async def stream(
     actor: SandboxActor, caller: Caller, call: Exec | ExecShell, stdin: bytes | None
 ) -> AsyncGenerator[ExecEventBody, None]:
     """Ends early if the reader leaves, and so does the command."""
-    outputs, allowance = {kind: Characters() for kind in _STREAMS}, Allowance(call.max_output)
     if stdin is not None:
         call = msgspec.structs.replace(call, stdin=True)
+    fold, text = CommandFold(call, keeps=False), CommandText()
     async with actor.use(caller), AsyncExitStack() as stack:
         agent = await actor.do(caller, lambda link: stack.enter_async_context(link.operation(call)))
         if stdin is not None:
@@ -130,37 +127,28 @@ async def stream(
         yield _event("start")
         try:
             async for frame in agent.frames(patience_with(call)):
-                if frame.kind in QUEUEING or frame.kind is FrameKind.DONE:
-                    continue
-                allowance.take(frame)
-                for start in range(0, len(frame.payload), EVENT_OUTPUT):
-                    if data := outputs[frame.kind].take(frame.payload[start : start + EVENT_OUTPUT]):
-                        yield _output(_STREAMS[frame.kind], data)
+                for piece in _cut(fold.take(frame)):
+                    if (whole := text.take(piece)).data:
+                        yield _output(whole)
                         await agent.rest()
-            for kind, output in outputs.items():
-                if data := output.take(b"", final=True):
-                    yield _output(_STREAMS[kind], data)
-            yield _completion(result(call, frame))
+            for piece in text.rest():
+                yield _output(piece)
+            assert fold.done, "the last frame of an answer is its end"
+            yield _completion(fold.done)
         except AtollError as problem:
             yield _event("error", code=problem.code, message=problem.message, remedy=problem.remedy)
 
 
-class Characters:
-    """A stream's bytes, up to the end of the last whole character. What follows it waits for the rest of its own."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def take(self, data: bytes, *, final: bool = False) -> bytes:
-        known = self._decoder.getstate()[0] + data
-        self._decoder.decode(data, final)
-        waiting = self._decoder.getstate()[0]
-        return known[: len(known) - len(waiting)]
+def _cut(piece: Piece | None) -> Iterator[Piece]:
+    """The same in pieces that fit an event."""
+    if piece:
+        for start in range(0, len(piece.data), EVENT_OUTPUT):
+            yield Piece(piece.stream, piece.data[start : start + EVENT_OUTPUT])
 
 
-def _output(kind: str, data: bytes) -> ExecEventBody:
-    text, exact = to_text(data)
-    return _event(kind, data=text, data_base64=exact)
+def _output(piece: Piece) -> ExecEventBody:
+    text, exact = to_text(piece.data)
+    return _event(piece.stream, data=text, data_base64=exact)
 
 
 def _completion(done: ExecDone) -> ExecEventBody:

@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from atoll.protocol.agents import Ping, Pong
-from atoll.protocol.answers import misbehaved, result
+from atoll.protocol.answers import result
 from atoll.protocol.calls import Answer, Call, encode_call
-from atoll.protocol.commands import Exec, ExecDone, ExecShell
+from atoll.protocol.command_output import CommandFold, CommandOutput
+from atoll.protocol.commands import Exec, ExecShell, session_of
 from atoll.protocol.errors import AgentTimeoutError, ErrorCode, error
-from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import session_of
+from atoll.protocol.messages import session_in
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import WHEN_ENDED, unreachable
 from atoll.supervisor.descriptors import has_room, is_reserved, no_room
-from atoll.supervisor.patience import deadline
+from atoll.supervisor.patience import Patience
 from atoll.supervisor.turns import Turns
 
 if TYPE_CHECKING:
@@ -54,14 +54,6 @@ CONNECT_PAUSES = (0.005, 0.01, 0.02, 0.05)
 SENT_AHEAD = 2**20  # the kernel gives twice its default at most: large files go twice as far without a wait
 
 everyone: weakref.WeakSet[AgentLink] = weakref.WeakSet()  # who may have connections that nobody uses
-
-
-class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished command with all it wrote."""
-
-    stdout: bytes
-    stderr: bytes
-    done: ExecDone
 
 
 class AgentLink:
@@ -100,8 +92,8 @@ class AgentLink:
 
     async def ask(self, call: Call[Answer]) -> Answer:
         """What a call is answered with that streams nothing."""
-        async with self.operation(call) as connection, deadline(patience_with(call)):
-            return result(call, await connection.next_frame())
+        async with self.operation(call) as connection:
+            return result(call, await connection.next_of_answer(Patience(patience_with(call))))
 
     async def run(self, call: Exec | ExecShell, stdin: bytes | None = None) -> CommandOutput:
         """Run a command to its end and keep what it wrote: `max_output` of each stream, or MAX_OUTPUT_KEPT."""
@@ -109,18 +101,17 @@ class AgentLink:
             call = msgspec.structs.replace(call, stdin=True)
         if call.max_output is None:
             call = msgspec.structs.replace(call, max_output=MAX_OUTPUT_KEPT)
-        async with self.operation(call) as connection, deadline(patience_with(call)) as time:
-            turns = time if call.session_id else None
+        async with self.operation(call) as connection:
             if stdin is None:
-                return await collect(connection, call, turns)
+                return await collect(connection, call)
             async with connection.fed(stdin):
-                return await collect(connection, call, turns)
+                return await collect(connection, call)
 
     def operation(self, call: Call[Any] | bytes) -> Operation:
         """A connection on which `call` has been sent, as a context manager. A client's stays as it came: bytes."""
         if isinstance(call, bytes):
-            return Operation(self, call, session_of(call))
-        return Operation(self, encode_call(call), call.session_id if isinstance(call, Exec | ExecShell) else None)
+            return Operation(self, call, session_in(call))
+        return Operation(self, encode_call(call), session_of(call))
 
     @property
     def is_waited_for(self) -> bool:
@@ -268,51 +259,13 @@ class Operation:
         self._link.take_back(self._connection)
 
 
-async def collect(connection: AgentConnection, call: Exec | ExecShell, time: deadline | None) -> CommandOutput:
-    """All output and the result of the command under way; an agent that sends more than was allowed is cut off.
-
-    `time` stands still while the command waits; a command without a session waits for nobody.
-    """
-    output = {FrameKind.STDOUT: bytearray(), FrameKind.STDERR: bytearray()}
-    allowance = Allowance(call.max_output)
-    while (frame := await connection.next_frame()).kind is not FrameKind.DONE:
-        if frame.kind not in output:
-            note_turn(frame, time)
-            continue
-        allowance.take(frame)
-        output[frame.kind] += frame.payload
-    done = result(call, frame)
-    stdout, stderr = (bytes(data) for data in output.values())
-    return CommandOutput(stdout=stdout, stderr=stderr, done=done)
-
-
-class Allowance:
-    """How many bytes of each stream an agent may send."""
-
-    def __init__(self, allowed: int | None) -> None:
-        self._left = dict.fromkeys((FrameKind.STDOUT, FrameKind.STDERR), allowed)
-
-    def take(self, frame: Frame) -> None:
-        """Raise for a frame that is no output, or none that may come."""
-        if frame.kind not in self._left:
-            raise misbehaved(f"a {frame.kind.name} frame came for output")
-        if not frame.payload:  # it costs nothing to send, and would be read for ever
-            raise misbehaved("output came without a byte in it")
-        left = self._left[frame.kind]
-        if left is not None:
-            self._left[frame.kind] = left = left - len(frame.payload)
-            if left < 0:
-                raise misbehaved("more output came than was allowed")
+async def collect(connection: AgentConnection, call: Exec | ExecShell) -> CommandOutput:
+    """All output and the result of the command under way."""
+    fold = CommandFold(call)
+    async for frame in connection.frames(patience_with(call)):
+        fold.take(frame)
+    return fold.output
 
 
 def patience_with(call: Call[Any]) -> float | None:
     return None if call.patience is None else call.patience + ANSWER_GRACE
-
-
-def note_turn(frame: Frame, time: deadline | None) -> None:
-    if time is None or frame.kind not in (FrameKind.WAITING, FrameKind.STARTED):
-        raise misbehaved(f"a {frame.kind.name} frame came for a command")
-    if frame.kind is FrameKind.WAITING:
-        time.stand_still()
-    else:
-        time.run()
