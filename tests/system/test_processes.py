@@ -15,7 +15,8 @@ import pytest
 from atoll.protocol.answers import result
 from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.frames import FrameKind
+from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.process_log import LogFold
 from atoll.protocol.processes import (
     CleanUpProcesses,
     GetProcess,
@@ -33,7 +34,6 @@ from atoll.protocol.processes import (
     StreamProcessLog,
     WaitForExit,
     WaitForPort,
-    log_part,
 )
 from atoll.protocol.sessions import CreateSession, DeleteSession, SetEnvironment
 from atoll.supervisor.agent_connection import AgentConnection
@@ -65,6 +65,12 @@ class Log:
 
     def text(self, stream: str = "stdout") -> str:
         return b"".join(entry.data for entry in self.entries if entry.stream == stream).decode()
+
+
+def part_in(frame: Frame) -> LogPart:
+    part = LogFold(StreamProcessLog(process_id="")).take(frame)
+    assert part
+    return part
 
 
 @dataclass
@@ -100,7 +106,7 @@ class Processes:
         log = Log()
         async with self.reading(process_id, since=since, follow=False) as agent:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-                log.parts.append(log_part(frame))
+                log.parts.append(part_in(frame))
         return log
 
     async def wait_for(self, process_id: str, text: str) -> Log:
@@ -110,7 +116,7 @@ class Processes:
             while text not in log.text() + log.text("stderr"):
                 frame = await agent.next_frame()
                 assert frame.kind is FrameKind.EVENT, log.parts
-                log.parts.append(log_part(frame))
+                log.parts.append(part_in(frame))
         return log
 
     @asynccontextmanager
@@ -321,7 +327,7 @@ async def test_one_that_forks_and_exits_is_completed_and_its_child_is_logged_and
     assert await processes.kill("daemon") == ended
     await processes.wait_until_gone("sleep")
     async with processes.reading("daemon") as agent:  # ends, as nobody is left to write
-        parts = [log_part(frame) async for frame in agent.frames() if frame.kind is FrameKind.EVENT]
+        parts = [part_in(frame) async for frame in agent.frames() if frame.kind is FrameKind.EVENT]
     assert [part.ended for part in parts if part.ended] == [ended]
     assert [(part.number, b"".join(entry.data for entry in part.entries)) for part in parts] == [
         (1, b""),
@@ -344,7 +350,7 @@ async def test_what_is_written_after_the_exit_is_resumed_exactly(processes: Proc
             async for frame in agent.frames():
                 if frame.kind is not FrameKind.EVENT:
                     break
-                part = log_part(frame)
+                part = part_in(frame)
                 assert part.dropped == 0
                 seen += b"".join(entry.data for entry in part.entries) + (b"\0" if part.ended else b"")
                 assert part.number == since + len(seen)
@@ -569,10 +575,10 @@ async def test_a_reader_who_stops_reading_slows_nobody_and_is_told_what_it_misse
         await processes.box.text("echo > /tmp/go")
         received = Log()
         while (frame := await eager.next_frame()).kind is not FrameKind.DONE:
-            received.parts.append(log_part(frame))
+            received.parts.append(part_in(frame))
         late = Log()
         while (frame := await lazy.next_frame()).kind is not FrameKind.DONE:
-            late.parts.append(log_part(frame))
+            late.parts.append(part_in(frame))
     for log in (received, late):
         assert log.dropped + sum(len(entry.data) for entry in log.entries) == size
         assert log.parts[-1].ended and log.parts[-1].number == size + 1
@@ -585,7 +591,7 @@ async def test_a_stream_that_was_cut_goes_on_exactly_where_it_stopped(processes:
     for cut_after in (1, 2, 3, 5, 8, 10**9):
         async with processes.reading("lines", since=since) as agent:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-                part = log_part(frame)
+                part = part_in(frame)
                 assert part.dropped == 0
                 for entry in part.entries[:cut_after]:
                     seen += entry.data.decode()
@@ -603,7 +609,7 @@ async def test_many_readers_get_the_same(processes: Processes) -> None:
         log = Log()
         async with processes.reading("shared") as agent:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-                log.parts.append(log_part(frame))
+                log.parts.append(part_in(frame))
         return log.text() + log.text("stderr")
 
     readers = [asyncio.create_task(read()) for _ in range(50)]

@@ -12,7 +12,7 @@ from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, e
 from atoll.protocol.files import ChangeType, FileChange, FileChanges, FileDone, FileInfo, FileList, FileType
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import encode_message
-from atoll.protocol.processes import LogEntry, LogPart, OutputStream, ProcessInfo
+from atoll.protocol.processes import LogEntry, LogPart, OutputStream
 from atoll.server.files import changes, content, etag, first_bytes, last_modified, listing, sized
 from atoll.server.processes import collect
 
@@ -77,7 +77,7 @@ async def test_content_is_as_long_as_was_promised_or_breaks_off() -> None:
             await joined(content(b"abc", given, 7))
 
 
-async def parts_of(*entries: list[bytes]) -> AsyncGenerator[LogPart | ProcessInfo, None]:
+async def parts_of(*entries: list[bytes]) -> AsyncGenerator[LogPart | None, None]:
     for data in entries:
         found = [LogEntry(number=1, time=0.0, stream=OutputStream.STDOUT, data=piece) for piece in data]
         yield LogPart(number=1, entries=found)

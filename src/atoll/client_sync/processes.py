@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,11 +13,11 @@ from atoll.client_sync.commands import Environment
 from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.server import Frames
-from atoll.protocol.answers import misbehaved, result
 from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.frames import Frame
+from atoll.protocol.process_log import Dropped, Exited, LogEvent, LogEvents, LogFold, WholeLog, Written
 from atoll.protocol.processes import (
     OK_STATUS,
     READY_BYTES,
@@ -38,15 +37,12 @@ from atoll.protocol.processes import (
     check_wait,
     exited_early,
     last_lines,
-    log_part,
     not_ready,
     parse_process_id,
     parse_restart,
     parse_signal,
 )
 from atoll.values.processes import LogMatch, LogSearch, ProcessEvent, ProcessLogs
-
-MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
 
 StatusGiven = int | Sequence[int]
 
@@ -295,7 +291,7 @@ class ProcessStream(Feed[ProcessEvent]):
         self._link = link
         self._call = call
         self._frames: Frames[ProcessInfo] | None = None
-        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+        self._fold, self._events = LogFold(call), LogEvents()
         self.process: ProcessInfo | None = None  # as it is at the end of the stream
 
     def __repr__(self) -> str:
@@ -307,66 +303,37 @@ class ProcessStream(Feed[ProcessEvent]):
         self._take(self._frames.next())
 
     def _take(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.DONE:
-            self.process = result(self._call, frame)
+        if part := self._fold.take(frame):
+            self._items.extend(map(_to_event, self._events.of(part)))
+        else:
+            self.process = self._fold.process
             self._is_over = True
-            return
-        part = log_part(frame)
-        if part.dropped:
-            self._decoders.clear()
-            beginning = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
-            dropped = ProcessEvent(type="dropped", number=beginning, timestamp=datetime.now(UTC), dropped=part.dropped)
-            self._items.append(dropped)
-        for entry in part.entries:
-            when = _moment(entry.time)
-            text = self._decoder(entry.stream.value).decode(entry.data)
-            self._items.append(
-                ProcessEvent(
-                    type=entry.stream.value, number=entry.number, timestamp=when, data=text, data_bytes=entry.data
-                )
+
+
+def _to_event(event: LogEvent) -> ProcessEvent:
+    match event:
+        case Dropped(number, missing):
+            return ProcessEvent(type="dropped", number=number, timestamp=datetime.now(UTC), dropped=missing)
+        case Exited(number, process):
+            when = process.end_time or datetime.now(UTC)
+            return ProcessEvent(
+                type="exit", number=number, timestamp=when, exit_code=process.exit_code, status=process.status
             )
-        if part.ended:
-            self._items.append(_exit_event(part.number, part.ended))
-
-    def _decoder(self, stream: str) -> codecs.IncrementalDecoder:
-        if stream not in self._decoders:
-            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return self._decoders[stream]
-
-
-def _exit_event(number: int, ended: ProcessInfo) -> ProcessEvent:
-    return ProcessEvent(
-        type="exit",
-        number=number,
-        timestamp=ended.end_time or datetime.now(UTC),
-        exit_code=ended.exit_code,
-        status=ended.status,
-    )
-
-
-def _moment(seconds: float) -> datetime:
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError) as cause:
-        raise misbehaved(f"{seconds} is no time of an entry") from cause
+        case Written(number, stream, time, data, text):
+            when = datetime.fromtimestamp(time, UTC)
+            return ProcessEvent(type=stream.value, number=number, timestamp=when, data_bytes=data, text_bytes=text)
 
 
 def _read_logs(link: SandboxLink, process_id: str) -> ProcessLogs:
-    output = {"stdout": bytearray(), "stderr": bytearray()}  # in one piece: many small ones would cost many times more
-    number = dropped = 0
-    frames = link.call(StreamProcessLog(process_id=process_id, follow=False))
+    call = StreamProcessLog(process_id=process_id, follow=False)
+    fold, log = LogFold(call), WholeLog()
+    frames = link.call(call)
     try:
-        while (frame := frames.next()).kind is not FrameKind.DONE:
-            part = log_part(frame)
-            number, dropped = part.number, dropped + part.dropped
-            for entry in part.entries:
-                output[entry.stream.value] += entry.data
-            if sum(map(len, output.values())) > MAX_LOG:
-                raise misbehaved("a log came that is larger than any it keeps")
+        while part := fold.take(frames.next()):
+            log.add(part)
     finally:
         frames.close()
-    stdout, stderr = map(bytes, output.values())
-    return ProcessLogs(stdout_bytes=stdout, stderr_bytes=stderr, number=number, dropped=dropped)
+    return ProcessLogs(stdout_bytes=log.stdout, stderr_bytes=log.stderr, number=log.number, dropped=log.dropped)
 
 
 def _stream(link: SandboxLink, process_id: str, follow: bool, since: int | None) -> ProcessStream:

@@ -15,12 +15,10 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.protocol.answers import event, misbehaved
 from atoll.protocol.arguments import MAX_NUMBER, wrong_argument
 from atoll.protocol.calls import Call
 from atoll.protocol.durations import Moment, in_words
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error, shown
-from atoll.protocol.frames import Frame
 from atoll.protocol.ids import SaidId
 from atoll.protocol.said import Count, ExitCode, Pid, Text, UnixTime
 
@@ -342,11 +340,3 @@ def exited_early(process: ProcessInfo, condition: str, log: str) -> AtollError:
 
 def _as_ending(log: str) -> str:
     return f"; its log ends:\n{log}" if log else "; its log is empty"
-
-
-def log_part(frame: Frame) -> LogPart:
-    """What a frame brings of a log."""
-    part = event(LogPart, frame)
-    if not (part.entries or part.dropped or part.ended):  # which would be read for ever
-        raise misbehaved("a part of a log came with nothing in it")
-    return part

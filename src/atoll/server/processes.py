@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import base64
-import codecs
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from atoll.protocol.answers import misbehaved, result
 from atoll.protocol.arguments import check_directory
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, Context
-from atoll.protocol.frames import FrameKind
+from atoll.protocol.process_log import Dropped, Exited, LogEvent, LogEvents, LogFold, WholeLog, Written, portions
 from atoll.protocol.processes import (
     OK_STATUS,
     CleanUpProcesses,
@@ -23,7 +21,6 @@ from atoll.protocol.processes import (
     KillAllProcesses,
     KillProcess,
     ListProcesses,
-    LogEntry,
     LogPart,
     PortMode,
     ProcessInfo,
@@ -33,7 +30,6 @@ from atoll.protocol.processes import (
     WaitForExit,
     WaitForPort,
     check_wait,
-    log_part,
     parse_process_id,
     parse_signal,
 )
@@ -45,7 +41,6 @@ from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
 
 ENTRIES_AT_ONCE = 64
-MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
 
 
 class ProcessRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,89 +172,64 @@ async def get_logs(request: Request) -> Response:
 
 async def read_parts(
     actor: SandboxActor, caller: Caller, call: StreamProcessLog
-) -> AsyncGenerator[LogPart | ProcessInfo, None]:
-    """The parts of a log. The last one says how the process is, for a log may have no parts."""
+) -> AsyncGenerator[LogPart | None, None]:
+    """The parts of a log, and None at its end, for it may have none.
+
+    They have a few entries each: thousands that are made JSON at once would keep everybody waiting.
+    """
+    fold = LogFold(call)
     async with actor.answering(caller, call) as (agent, _):
-        while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-            for part in portions(log_part(frame)):
-                yield part
+        while part := fold.take(await agent.next_frame()):
+            for some in portions(part, ENTRIES_AT_ONCE):
+                yield some
                 await agent.rest()
-        yield result(call, frame)
+        yield None
 
 
-def portions(part: LogPart) -> Iterator[LogPart]:
-    """The same, a few entries at a time: thousands that are made JSON at once would keep everybody waiting."""
-    if len(part.entries) <= ENTRIES_AT_ONCE:
-        yield part
-        return
-    for start in range(0, len(part.entries), ENTRIES_AT_ONCE):
-        entries = part.entries[start : start + ENTRIES_AT_ONCE]
-        yield LogPart(number=entries[-1].number, dropped=0 if start else part.dropped, entries=entries)
-
-
-async def collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> ProcessLogsBody:
-    output = {"stdout": bytearray(), "stderr": bytearray()}
-    number = dropped = size = 0
+async def collect(parts: AsyncGenerator[LogPart | None, None]) -> ProcessLogsBody:
+    log = WholeLog()
     async with aclosing(parts):
         async for part in parts:
-            if isinstance(part, ProcessInfo):
-                continue
-            number, dropped = part.number, dropped + part.dropped
-            for entry in part.entries:
-                output[entry.stream.value] += entry.data
-                size += len(entry.data)
-            if size > MAX_LOG:
-                raise misbehaved("more of a log came than is kept")
-    stdout, stderr = (to_text(bytes(data)) for data in output.values())
+            if part:
+                log.add(part)
+    stdout, stderr = to_text(log.stdout), to_text(log.stderr)
     return ProcessLogsBody(
         stdout=stdout[0],
         stderr=stderr[0],
         stdout_base64=stdout[1],
         stderr_base64=stderr[1],
-        number=number,
-        dropped=dropped,
+        number=log.number,
+        dropped=log.dropped,
     )
 
 
-async def _as_stream(
-    first: LogPart | ProcessInfo, parts: AsyncGenerator[LogPart | ProcessInfo, None]
-) -> AsyncIterator[bytes]:
+async def _as_stream(first: LogPart | None, parts: AsyncGenerator[LogPart | None, None]) -> AsyncIterator[bytes]:
     """An event's id is its number, with which an EventSource comes back by itself."""
+    events = LogEvents()
+
+    def encode(part: LogPart | None) -> bytes:
+        return b"".join(_encode(to_event(event)) for event in events.of(part)) if part else b""
+
     async with aclosing(parts):
-        events = LogEvents()
-        yield b": the log, then what comes\n\n" + b"".join(map(_encode, events.of(first)))
+        yield b": the log, then what comes\n\n" + encode(first)
         try:
             async for part in parts:
-                yield b"".join(map(_encode, events.of(part)))
+                yield encode(part)
         except AtollError as problem:
             yield _encode(LogEventBody(type="error", **msgspec.structs.asdict(problem.to_body())))
 
 
-class LogEvents:
-    """Turns parts of a log into events. A character whose bytes come in two pieces is in the `data` of the second."""
-
-    def __init__(self) -> None:
-        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
-
-    def of(self, part: LogPart | ProcessInfo) -> Iterator[LogEventBody]:
-        if isinstance(part, ProcessInfo):
-            return
-        if part.dropped:
-            self._decoders.clear()
-            number = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
-            yield LogEventBody(type="dropped", number=number, dropped=part.dropped)
-        for entry in part.entries:
-            yield self._of_entry(entry)
-        if part.ended:
-            yield LogEventBody(type="exit", number=part.number, process=part.ended)
-
-    def _of_entry(self, entry: LogEntry) -> LogEventBody:
-        stream = entry.stream.value
-        if stream not in self._decoders:
-            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
-        text = self._decoders[stream].decode(entry.data)
-        exact = None if text.encode() == entry.data else base64.b64encode(entry.data).decode()
-        return LogEventBody(type=stream, number=entry.number, time=entry.time, data=text, data_base64=exact)
+def to_event(event: LogEvent) -> LogEventBody:
+    match event:
+        case Dropped(number, missing):
+            return LogEventBody(type="dropped", number=number, dropped=missing)
+        case Exited(number, process):
+            return LogEventBody(type="exit", number=number, process=process)
+        case Written(number, stream, time, data, whole):
+            text, exact = to_text(whole)
+            if whole != data:
+                exact = base64.b64encode(data).decode()
+            return LogEventBody(type=stream.value, number=number, time=time, data=text, data_base64=exact)
 
 
 def _encode(event: LogEventBody) -> bytes:
