@@ -20,17 +20,16 @@ from atoll.client.open_files import (
 )
 from atoll.client.transfers import OnProgress
 from atoll.protocol import transfer_bounds
-from atoll.protocol.answers import event
 from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument
 from atoll.protocol.content_types import check_encoding, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.file_answers import ListFold
 from atoll.protocol.files import (
     ChangeMode,
     CopyFile,
     DeleteDirectory,
     DeleteFile,
     FileInfo,
-    FileList,
     ListFiles,
     MakeDirectory,
     MoveFile,
@@ -41,7 +40,7 @@ from atoll.protocol.files import (
     check_mode,
     to_raw_path,
 )
-from atoll.protocol.frames import MAX_PAYLOAD, FrameKind
+from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.protocol.limits import parse_bounds
 from atoll.protocol.names import named
 from atoll.values.files import FileContent
@@ -236,11 +235,11 @@ class AsyncFiles:
             recursive=check_flag(recursive, "recursive"),
             include_hidden=check_flag(include_hidden, "include_hidden"),
         )
-        frames = await self._link.call(call)
+        fold, frames = ListFold(call), await self._link.call(call)
         found: list[FileInfo] = []
         try:
-            while (frame := await frames.next()).kind is not FrameKind.DONE:
-                found += event(FileList, frame).files
+            while (some := fold.take(await frames.next())) is not None:
+                found += some
                 if len(found) > MAX_LISTED:
                     raise _too_many(call.path)
         finally:

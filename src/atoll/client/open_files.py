@@ -10,11 +10,10 @@ from atoll.client.link import SandboxLink
 from atoll.client.server import Bytes, CallInput, Frames
 from atoll.client.transport import Opening
 from atoll.client.waiting import CANCELLATIONS
-from atoll.protocol.answers import event, misbehaved
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.file_answers import ReadFold
 from atoll.protocol.files import FileDone, FileInfo, ReadFile, StatFile, WriteFile
-from atoll.protocol.frames import FrameKind
 from atoll.protocol.names import named
 
 UNSENT_BYTES = 256 * 1024  # small writes are gathered up to here
@@ -30,13 +29,16 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
 
     def __init__(self, link: SandboxLink, call: ReadFile) -> None:
         super().__init__()
-        self.info: FileInfo | None = None
         self._link = link
         self._call = call
-        self._left = call.length
+        self._fold = ReadFold(call)
         self._opening = Opening()
         self._frames: Frames[FileDone] | None = None
         self._is_over = False
+
+    @property
+    def info(self) -> FileInfo | None:
+        return self._fold.info
 
     async def begin(self) -> FileInfo:
         """What it is that is read. Fails if it cannot be."""
@@ -61,9 +63,9 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
     async def _begin(self) -> FileInfo:
         if self._frames is None:
             self._frames = await self._link.call(self._call, opening=self._opening)
-        if self.info is None:
-            self.info = await begin_reading(self._frames)
-        return self.info
+        while self._fold.info is None:
+            self._fold.take(await self._frames.next())
+        return self._fold.info
 
     def _closed(self) -> AtollError:
         return error(
@@ -87,8 +89,7 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
         try:
             await self._begin()
             assert self._frames
-            frame = await self._frames.next()
-            self._check(frame.kind, len(frame.payload))
+            data = self._fold.take(await self._frames.next())
         except AtollError:
             if self._is_over:  # closed by another task or thread
                 raise StopAsyncIteration from None
@@ -100,20 +101,10 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
             self._was_interrupted = True
             await self.aclose()
             raise
-        if frame.kind is FrameKind.DONE:
+        if data is None:
             await self.aclose()
             raise StopAsyncIteration
-        return frame.payload
-
-    def _check(self, kind: FrameKind, size: int) -> None:
-        if kind is FrameKind.DONE:
-            return
-        if kind is not FrameKind.DATA:
-            raise misbehaved(f"a {kind.name} frame came")
-        if self._left is not None:
-            self._left -= size
-            if self._left < 0:
-                raise misbehaved("more of a file came than was asked for")
+        return data
 
     async def __aenter__(self) -> AsyncFileStream:
         await self.begin()
@@ -451,11 +442,6 @@ class AsyncFileWriter(Exclusive):
             if was_aborted and isinstance(problem, AtollError):
                 raise closed(self._call.path) from problem
             raise
-
-
-async def begin_reading(frames: Frames[FileDone]) -> FileInfo:
-    """What it is that is read: the first thing that is said."""
-    return event(FileInfo, await frames.next())
 
 
 def check_held(what: str, info: FileInfo, size: int, most: int) -> None:

@@ -21,18 +21,16 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
-from atoll.protocol.answers import event, misbehaved, out_of_place
 from atoll.protocol.content_types import SNIFFED_BYTES, mime_type
 from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
+from atoll.protocol.file_answers import ListFold, PackFold, ReadFold, WatchFold
 from atoll.protocol.files import (
     ChangeMode,
     CopyFile,
     DeleteDirectory,
     DeleteFile,
     FileChange,
-    FileChanges,
     FileInfo,
-    FileList,
     ListFiles,
     MakeDirectory,
     MoveFile,
@@ -44,7 +42,7 @@ from atoll.protocol.files import (
     WriteFile,
     to_raw_path,
 )
-from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.frames import Frame
 from atoll.protocol.limits import parse_bounds
 from atoll.protocol.sessions import DEFAULT_SESSION
 from atoll.protocol.transfer_bounds import Bounds
@@ -90,9 +88,11 @@ async def get_content(request: Request) -> Response:
     offset, length = wanted or (0, None)
     most = queries.bounds().max_bytes if request.method == "GET" else None
     call = ReadFile(path=path, session_id=session_id, offset=offset, length=length, max_bytes=most)
-    frames = frames_of(request, call)
-    info = event(FileInfo, await anext(frames))
-    first, is_whole = await first_bytes(frames)
+    frames, fold = frames_of(request, call), ReadFold(call)
+    fold.take(await anext(frames))
+    assert fold.info, "the first frame says what is read, or there is an error"
+    info, pieces = fold.info, bytes_in(frames, fold)
+    first, is_whole = await first_bytes(pieces)
     if wanted and is_whole and not first:
         message = f"the file ends before byte {offset}, whatever its size says"
         raise error(ErrorCode.RANGE_NOT_SATISFIABLE, message, remedy="Read it from its beginning.", offset=offset)
@@ -111,9 +111,9 @@ async def get_content(request: Request) -> Response:
         headers["content-range"] = f"bytes {offset}-{min(wanted_end, size) - 1}/{size}"
     status = 206 if wanted else 200
     if request.method == "HEAD":
-        await frames.aclose()
+        await pieces.aclose()
         return Response(status_code=status, headers=headers)
-    return BreakableResponse(content(first, frames, length), status, headers)
+    return BreakableResponse(content(first, pieces, length), status, headers)
 
 
 async def put_content(request: Request) -> Response:
@@ -139,7 +139,7 @@ async def list_files(request: Request) -> Response:
     )
     frames = frames_of(request, call)
     return StreamingResponse(
-        listing(actor_of(request).rest, await anext(frames), frames), media_type="application/json"
+        listing(actor_of(request).rest, ListFold(call), await anext(frames), frames), media_type="application/json"
     )
 
 
@@ -204,13 +204,13 @@ async def post_mode(request: Request) -> Response:
 async def get_archive(request: Request) -> Response:
     queries = Queries(request)
     call = PackFiles(path=queries.path(), session_id=queries.session_id(), bounds=queries.bounds())
-    frames = frames_of(request, call)
-    first, is_whole = await first_bytes(frames)
+    pieces = bytes_in(frames_of(request, call), PackFold(call))
+    first, is_whole = await first_bytes(pieces)
     headers = UNTRUSTED | {"content-type": TAR} | ({"content-length": str(len(first))} if is_whole else {})
     if request.method == "HEAD":
-        await frames.aclose()
+        await pieces.aclose()
         return Response(headers=headers)
-    return BreakableResponse(content(first, frames, None), headers=headers)
+    return BreakableResponse(content(first, pieces, None), headers=headers)
 
 
 async def put_archive(request: Request) -> Response:
@@ -228,12 +228,12 @@ async def get_watch(request: Request) -> Response:
         include=[to_raw_path(pattern) for pattern in queries.all("include")],
         exclude=[to_raw_path(pattern) for pattern in queries.all("exclude")],
     )
-    frames = frames_of(request, call)
-    event(FileChanges, await anext(frames))  # it watches now
+    frames, fold = frames_of(request, call), WatchFold(call)
+    fold.take(await anext(frames))  # it watches now
     if request.method == "HEAD":
         await frames.aclose()
         return Response(media_type=EVENT_STREAM)
-    return StreamingResponse(changes(actor_of(request).rest, frames), media_type=EVENT_STREAM)
+    return StreamingResponse(changes(actor_of(request).rest, fold, frames), media_type=EVENT_STREAM)
 
 
 class Queries:
@@ -288,42 +288,50 @@ class BreakableResponse(StreamingResponse):
             logger.warning("an answer breaks off: %s", problem.message)
 
 
-async def first_bytes(frames: AsyncGenerator[Frame, None]) -> tuple[bytes, bool]:
-    """As many as it takes to see what they are, and whether they are all."""
-    data = bytearray()
-    async for frame in frames:
-        if frame.kind is FrameKind.DONE:
-            return bytes(data), True
-        data += data_in(frame)
-        if len(data) >= SNIFFED_BYTES:
-            break
-    return bytes(data), False
-
-
-async def content(first: bytes, frames: AsyncGenerator[Frame, None], length: int | None) -> AsyncIterator[bytes]:
-    """As many bytes as were promised, or all there are."""
+async def bytes_in(frames: AsyncGenerator[Frame, None], fold: ReadFold | PackFold) -> AsyncGenerator[bytes, None]:
+    """All there are, as they come."""
     async with aclosing(frames):
+        async for frame in frames:
+            if (data := fold.take(frame)) is None:
+                return
+            yield data
+
+
+async def first_bytes(pieces: AsyncGenerator[bytes, None]) -> tuple[bytes, bool]:
+    """As many as it takes to see what they are, and whether they are all."""
+    first = bytearray()
+    while len(first) < SNIFFED_BYTES:
+        data = await anext(pieces, None)
+        if data is None:
+            return bytes(first), True
+        first += data
+    return bytes(first), False
+
+
+async def content(first: bytes, pieces: AsyncGenerator[bytes, None], length: int | None) -> AsyncIterator[bytes]:
+    """As many bytes as were promised, or all there are."""
+    async with aclosing(pieces):
         sent = len(first)
         yield first if length is None else first[:length]
         while length is None or sent < length:
-            frame = await anext(frames, None)
-            if frame is None or frame.kind is FrameKind.DONE:
+            data = await anext(pieces, None)
+            if data is None:
                 break
-            data = data_in(frame)
             yield data if length is None else data[: length - sent]
             sent += len(data)
         if length is not None and sent < length:
             raise AgentMisbehavedError(f"a file ended after {sent} bytes of {length}", remedy="Read it again.")
 
 
-async def listing(rest: Rest, first: Frame, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
+async def listing(
+    rest: Rest, fold: ListFold, first: Frame, frames: AsyncGenerator[Frame, None]
+) -> AsyncIterator[bytes]:
     """A FileListBody of any length."""
     count, frame = 0, first
     async with aclosing(frames):
         yield b'{"files":['
         try:
-            while frame.kind is not FrameKind.DONE:
-                found = event(FileList, frame).files
+            while (found := fold.take(frame)) is not None:
                 for some in portions(found):
                     items = b",".join(msgspec.json.encode(to_info_body(file)) for file in some)
                     yield b"," + items if count else items
@@ -335,16 +343,13 @@ async def listing(rest: Rest, first: Frame, frames: AsyncGenerator[Frame, None])
             yield b'],"count":%d,"error":%b}' % (count, msgspec.json.encode(problem.to_body()))
 
 
-async def changes(rest: Rest, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
+async def changes(rest: Rest, fold: WatchFold, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
     async with aclosing(frames):
         yield b"event: ready\ndata: {}\n\n"
         try:
             async for frame in frames:
-                if frame.kind is FrameKind.DONE:
+                if (found := fold.take(frame)) is None:
                     return
-                found = event(FileChanges, frame).changes
-                if not found:  # it costs nothing to send, and would be read for ever
-                    raise misbehaved("changes came without one in them")
                 for some in portions(found):
                     yield b"".join(map(change_event, some))
                     await rest()
@@ -360,12 +365,6 @@ def change_event(change: FileChange) -> bytes:
 def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """So many as are made JSON in a fraction of a millisecond."""
     return (items[start : start + ITEMS_AT_ONCE] for start in range(0, len(items), ITEMS_AT_ONCE))
-
-
-def data_in(frame: Frame) -> bytes:
-    if frame.kind is not FrameKind.DATA:
-        raise out_of_place(frame)
-    return frame.payload
 
 
 def range_of(request: Request, info: FileInfo) -> tuple[int, int] | None:
