@@ -17,6 +17,7 @@ from atoll.protocol.calls import Call
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind, encode_frame
 from atoll.protocol.messages import encode_message
+from atoll.protocol.terminal_view import ViewFold
 from atoll.protocol.terminals import (
     MAX_SIZE,
     MAX_WRITE,
@@ -33,7 +34,6 @@ from atoll.protocol.terminals import (
     TerminalResized,
     WaitTerminal,
     WriteTerminal,
-    terminal_event,
 )
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_link import AgentLink
@@ -41,6 +41,7 @@ from tests.conftest import Box
 from tests.system.test_agent_protocol import connect
 
 PROMPT = b"# "  # root's
+ATTACH = AttachTerminal(terminal_id="any")
 
 
 class View:
@@ -54,15 +55,13 @@ class View:
 
     async def step(self) -> bool:
         frame = await self.agent.next_frame()
-        match frame.kind:
-            case FrameKind.DATA:
-                self.seen += frame.payload
-            case FrameKind.EVENT:
-                self.events.append(terminal_event(frame))
-            case FrameKind.DONE:
-                self.end = result(AttachTerminal(terminal_id=""), frame)
-            case kind:
-                raise AssertionError(kind)
+        match ViewFold(ATTACH).take(frame):
+            case bytes() as data:
+                self.seen += data
+            case None:
+                self.end = result(ATTACH, frame)
+            case event:
+                self.events.append(event)
         return self.end is None
 
     async def until(self, text: bytes) -> bytes:

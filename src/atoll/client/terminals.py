@@ -10,10 +10,9 @@ from atoll.client.link import SandboxLink
 from atoll.client.server import Frames
 from atoll.client.transport import Opening
 from atoll.client.waiting import CANCELLATIONS
-from atoll.protocol.answers import misbehaved, result
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
-from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.terminal_view import ViewFold, exit_code_of
 from atoll.protocol.terminals import (
     DEFAULT_COLS,
     DEFAULT_ROWS,
@@ -23,12 +22,12 @@ from atoll.protocol.terminals import (
     CreateTerminal,
     ListTerminals,
     ResizeTerminal,
+    TerminalEvent,
     TerminalInfo,
     TerminalLost,
     WaitTerminal,
     WriteTerminal,
     check_size,
-    terminal_event,
     to_words,
 )
 
@@ -114,11 +113,11 @@ class AsyncTerminal:
 
     async def wait(self) -> int:
         """Wait for its program to end; the exit code, 128 + signal if it was killed."""
-        return _exit_code(await self._link.ask(WaitTerminal(terminal_id=self.id)))
+        return exit_code_of(await self._link.ask(WaitTerminal(terminal_id=self.id)))
 
     async def close(self) -> int:
         """End its program and all it started, and wait for that; the exit code. Twice is fine."""
-        return _exit_code(await self._link.ask(CloseTerminal(terminal_id=self.id)))
+        return exit_code_of(await self._link.ask(CloseTerminal(terminal_id=self.id)))
 
     def __repr__(self) -> str:
         return f"<AsyncTerminal {self.id!r} of sandbox {self._link.id!r}>"
@@ -134,23 +133,29 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
     def __init__(self, terminal: AsyncTerminal, link: SandboxLink, stdin: Stdin | None) -> None:
         super().__init__()
         self.terminal = terminal
-        self.exit_code: int | None = None
         self.bytes_lost = 0
         self._link = link
         self._call = AttachTerminal(terminal_id=terminal.id)
+        self._fold = ViewFold(self._call)
         self._stdin = None if stdin is None else input_chunks(stdin)
         self._opening = Opening()
         self._frames: Frames[TerminalInfo] | None = None
         self._is_over = False
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._fold.exit_code
 
     async def read(self) -> bytes:
         """Some bytes as soon as there are some; none once the program has ended."""
         async with self._lock.turn():
             self._check_uninterrupted()
             while not self._is_over:
-                frame = await self._next_frame()
-                if frame and frame.kind is FrameKind.DATA:
-                    return frame.payload
+                seen = await self._next()
+                if isinstance(seen, bytes):
+                    return seen
+                if isinstance(seen, TerminalLost):
+                    self.bytes_lost += seen.bytes
         return b""
 
     async def write(self, data: str | bytes) -> None:
@@ -195,11 +200,13 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
         ended = "" if self.exit_code is None else f", exit_code={self.exit_code}"
         return f"<AsyncTerminalView of {self.terminal.id!r} of sandbox {self._link.id!r}{ended}>"
 
-    async def _next_frame(self) -> Frame | None:
+    async def _next(self) -> bytes | TerminalEvent | None:
+        """What is seen next; None if that is the end."""
         try:
-            frame = await (await self._open()).next()
-            self._take(frame)
-            return frame
+            seen = self._fold.take(await (await self._open()).next())
+            if seen is None:
+                self._is_over = True
+            return seen
         except AtollError:
             if self._is_over:  # closed by another task or thread
                 return None
@@ -221,15 +228,6 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
                 self._was_interrupted = self._stdin is not None
                 raise
         return self._frames
-
-    def _take(self, frame: Frame) -> None:
-        if frame.kind is FrameKind.DONE:
-            self._is_over = True
-            self.exit_code = _exit_code(result(self._call, frame))
-        elif frame.kind is not FrameKind.DATA:
-            event = terminal_event(frame)
-            if isinstance(event, TerminalLost):
-                self.bytes_lost += event.bytes
 
 
 async def list_terminals(link: SandboxLink) -> list[TerminalInfo]:
@@ -257,9 +255,3 @@ def _to_bytes(data: str | bytes) -> bytes:
     except (TypeError, UnicodeEncodeError) as cause:
         remedy = "Give text that can be UTF-8, or bytes."
         raise wrong_argument("data", data, "cannot be typed", remedy=remedy) from cause
-
-
-def _exit_code(ended: TerminalInfo) -> int:
-    if ended.exit_code is None:
-        raise misbehaved("a terminal that has ended has no exit code")
-    return ended.exit_code

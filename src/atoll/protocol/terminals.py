@@ -6,16 +6,14 @@ and go. What it shows is bytes, counted from its beginning; the last REPLAY_BYTE
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated
 
 import msgspec
 
-from atoll.protocol.answers import event
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.calls import Call
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import ErrorCode
-from atoll.protocol.frames import Frame
 from atoll.protocol.ids import SaidId
 from atoll.protocol.said import Count, ExitCode, Pid
 
@@ -134,10 +132,6 @@ class TerminalResized(msgspec.Struct, frozen=True, kw_only=True, tag="resized"):
 
 
 TerminalEvent = TerminalReady | TerminalLost | TerminalResized
-
-
-def terminal_event(frame: Frame) -> TerminalEvent:
-    return event(cast("type[TerminalEvent]", TerminalEvent), frame)
 
 
 def check_size(cols: object, rows: object) -> None:

@@ -21,11 +21,11 @@ from starlette.responses import Response
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from atoll.protocol.answers import result
 from atoll.protocol.arguments import check_directory
 from atoll.protocol.errors import AtollError, Context, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.sessions import DEFAULT_SESSION
+from atoll.protocol.terminal_view import ViewFold
 from atoll.protocol.terminals import (
     DEFAULT_COLS,
     DEFAULT_ROWS,
@@ -34,7 +34,6 @@ from atoll.protocol.terminals import (
     CreateTerminal,
     ListTerminals,
     ResizeTerminal,
-    terminal_event,
     to_words,
 )
 from atoll.server.bodies import read_json
@@ -157,16 +156,15 @@ class View:
     def __init__(self, socket: WebSocket, agent: AgentConnection, call: AttachTerminal) -> None:
         self._socket = socket
         self._agent = agent
-        self._call = call
+        self._fold = ViewFold(call)
 
     async def run(self) -> None:
-        while (frame := await self._agent.next_frame()).kind is not FrameKind.DONE:
-            if frame.kind is FrameKind.DATA:
-                await send(self._socket, {"type": "websocket.send", "bytes": frame.payload})
+        while (seen := self._fold.take(await self._agent.next_frame())) is not None:
+            if isinstance(seen, bytes):
+                await send(self._socket, {"type": "websocket.send", "bytes": seen})
             else:
-                await send_json(self._socket, terminal_event(frame))
-        ended = result(self._call, frame)
-        await send_json(self._socket, TerminalExit(exit_code=ended.exit_code or 0))
+                await send_json(self._socket, seen)
+        await send_json(self._socket, TerminalExit(exit_code=self._fold.exit_code or 0))
         await close(self._socket, CLOSED, "its program has ended")
 
 
