@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -18,8 +17,7 @@ from atoll.protocol.errors import AtollError
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.server.bodies import while_client_waits
 from atoll.server.sandboxes import actor_of, caller_of
-from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.agent_connection import AgentConnection, any_sign_of_life
 
 INPUT_CHUNK = 256 * 1024
 
@@ -38,14 +36,8 @@ async def frames_of(request: Request, call: Call[Any]) -> AsyncGenerator[Frame, 
 
 async def feed(request: Request, call: Call[Answer]) -> Answer:
     """What a call is answered with that reads the request's body."""
-    actor, caller = actor_of(request), caller_of(request)
-
-    async def begin(link: AgentLink) -> AgentConnection:
-        await link.ping()  # once some of the body has gone, nobody could send it again
-        return await stack.enter_async_context(link.operation(call))
-
-    async with actor.use(caller), AsyncExitStack() as stack:
-        agent = await actor.do(caller, begin)
+    # Once some of the body has gone, nobody could send it again.
+    async with actor_of(request).answering(caller_of(request), call, any_sign_of_life) as (agent, _):
         feeder = asyncio.create_task(_feed(request, agent))
         try:
             return result(call, await agent.next_frame())

@@ -26,6 +26,7 @@ from atoll.server.command_bodies import ExecEventBody, ExecRequest, ExecResultBo
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.agent_connection import nothing
 from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, patience_with
 
 # Of each of the two streams, in one JSON document: it is made in one go, while everybody else waits.
@@ -120,8 +121,7 @@ async def stream(
     if stdin is not None:
         call = msgspec.structs.replace(call, stdin=True)
     fold, text = CommandFold(call, keeps=False), CommandText()
-    async with actor.use(caller), AsyncExitStack() as stack:
-        agent = await actor.do(caller, lambda link: stack.enter_async_context(link.operation(call)))
+    async with actor.answering(caller, call, nothing) as (agent, _), AsyncExitStack() as stack:
         if stdin is not None:
             await stack.enter_async_context(agent.fed(stdin))
         yield _event("start")

@@ -36,7 +36,7 @@ from atoll.protocol.sandboxes import (
 )
 from atoll.protocol.sessions import DeleteSession, SetEnvironment
 from atoll.store.moments import since_boot
-from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_connection import AgentConnection, first_frame
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
 from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink, check_room
 from atoll.supervisor.history import History
@@ -152,12 +152,17 @@ class SandboxActor:
         return await self.do(by, lambda link: link.ask(call))
 
     @asynccontextmanager
-    async def answering(self, by: Caller, call: Call[Any]) -> AsyncIterator[tuple[AgentConnection, AgentLink]]:
-        """An operation whose first frame has come; made again, as by `do`, if the agent took nothing of the call."""
+    async def answering(
+        self, by: Caller, call: Call[Any], is_taken: Callable[[AgentConnection], Awaitable[object]] = first_frame
+    ) -> AsyncIterator[tuple[AgentConnection, AgentLink]]:
+        """An operation; begun again, as by `do`, if nothing of it was done and that is known before `is_taken` returns.
+
+        It returns when the first frame has come, unless the caller cannot wait for one.
+        """
 
         async def begin(link: AgentLink) -> tuple[AgentConnection, AgentLink]:
             agent = await stack.enter_async_context(link.operation(call))
-            await agent.wait_for_frame()
+            await is_taken(agent)
             return agent, link
 
         async with self.use(by), AsyncExitStack() as stack:

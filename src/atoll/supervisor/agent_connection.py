@@ -112,6 +112,9 @@ class AgentConnection(asyncio.Protocol):
             # Apart, so that what may be large is not copied once more.
             self._transport.writelines((encode_header(frame.kind, len(frame.payload)), frame.payload))
 
+    async def ping(self) -> None:
+        await self._link.ping()
+
     @property
     def has_frame(self) -> bool:
         """Whether the next one need not be waited for."""
@@ -289,3 +292,17 @@ class AgentConnection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+async def first_frame(agent: AgentConnection) -> None:
+    """Wait until something of the answer is here."""
+    await agent.wait_for_frame()
+
+
+async def any_sign_of_life(agent: AgentConnection) -> None:
+    """Wait until its agent answers anything, on another connection: for a call that says nothing before its input."""
+    await agent.ping()
+
+
+async def nothing(agent: AgentConnection) -> None:
+    """For a call that may be silent for long, and whose caller is to be told that it is under way."""
