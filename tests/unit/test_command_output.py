@@ -40,7 +40,7 @@ def test_output_is_the_same_however_its_frames_are_cut(written: list[tuple[str, 
         for part in cut(data, at):
             piece = fold.take(frame(stream, part))
             assert piece == (stream, part)
-            seen[stream] += text.take(piece).data.decode(errors="replace")
+            seen[stream] += text.take(piece).decode(errors="replace")
     assert fold.done is None
     assert fold.take(DONE) is None
     for piece in text.rest():

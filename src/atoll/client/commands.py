@@ -14,7 +14,7 @@ from atoll.client.network import NotYet
 from atoll.client.server import Frames
 from atoll.client.waiting import CANCELLATIONS, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
-from atoll.protocol.command_output import CommandFold, CommandText, Piece
+from atoll.protocol.command_output import CommandFold, CommandText
 from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode, error, shown
@@ -74,7 +74,8 @@ class AsyncCommands:
                 await _tell_all(frames, fold, on_output)
         finally:
             frames.close()
-        output, done = fold.output, fold.output.done
+        output = fold.output
+        done = output.done
         return ExecResult(
             exit_code=done.exit_code,
             stdout_bytes=output.stdout,
@@ -161,7 +162,7 @@ class AsyncCommandStream(AsyncFeed[ExecEvent]):
 
     def _take(self, frame: Frame) -> None:
         if piece := self._fold.take(frame):
-            self._items.append(_event(piece.stream, data_bytes=piece.data, text_bytes=self._text.take(piece).data))
+            self._items.append(_event(piece.stream, data_bytes=piece.data, text_bytes=self._text.take(piece)))
         elif done := self._fold.done:
             self._is_over = True
             self._items.extend(_event(rest.stream, text_bytes=rest.data) for rest in self._text.rest())
@@ -172,13 +173,9 @@ async def _tell_all(frames: Frames[ExecDone], fold: CommandFold, on_output: OnOu
     """Text as it comes, to the end."""
     text = CommandText()
     while piece := fold.take(await frames.next()):
-        await _tell(text.take(piece), on_output)
+        if whole := text.take(piece):
+            await settle(on_output(piece.stream, whole.decode(errors="replace")))
     for piece in text.rest():
-        await _tell(piece, on_output)
-
-
-async def _tell(piece: Piece, on_output: OnOutput) -> None:
-    if piece.data:
         await settle(on_output(piece.stream, piece.data.decode(errors="replace")))
 
 

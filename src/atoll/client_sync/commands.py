@@ -15,7 +15,7 @@ from atoll.client_sync.network import NotYet
 from atoll.client_sync.server import Frames
 from atoll.client_sync.waiting import CANCELLATIONS, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
-from atoll.protocol.command_output import CommandFold, CommandText, Piece
+from atoll.protocol.command_output import CommandFold, CommandText
 from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode, error, shown
@@ -75,7 +75,8 @@ class Commands:
                 _tell_all(frames, fold, on_output)
         finally:
             frames.close()
-        output, done = fold.output, fold.output.done
+        output = fold.output
+        done = output.done
         return ExecResult(
             exit_code=done.exit_code,
             stdout_bytes=output.stdout,
@@ -162,7 +163,7 @@ class CommandStream(Feed[ExecEvent]):
 
     def _take(self, frame: Frame) -> None:
         if piece := self._fold.take(frame):
-            self._items.append(_event(piece.stream, data_bytes=piece.data, text_bytes=self._text.take(piece).data))
+            self._items.append(_event(piece.stream, data_bytes=piece.data, text_bytes=self._text.take(piece)))
         elif done := self._fold.done:
             self._is_over = True
             self._items.extend(_event(rest.stream, text_bytes=rest.data) for rest in self._text.rest())
@@ -173,13 +174,9 @@ def _tell_all(frames: Frames[ExecDone], fold: CommandFold, on_output: OnOutput) 
     """Text as it comes, to the end."""
     text = CommandText()
     while piece := fold.take(frames.next()):
-        _tell(text.take(piece), on_output)
+        if whole := text.take(piece):
+            settle(on_output(piece.stream, whole.decode(errors="replace")))
     for piece in text.rest():
-        _tell(piece, on_output)
-
-
-def _tell(piece: Piece, on_output: OnOutput) -> None:
-    if piece.data:
         settle(on_output(piece.stream, piece.data.decode(errors="replace")))
 
 

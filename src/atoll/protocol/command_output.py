@@ -19,6 +19,7 @@ from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.frames import Frame, FrameKind
 
 STDOUT, STDERR = "stdout", "stderr"
+LARGE = 4096  # bytes of a piece that is kept by itself
 _STREAMS = {FrameKind.STDOUT: STDOUT, FrameKind.STDERR: STDERR}
 _ENDS = (FrameKind.DONE, FrameKind.FAILED)
 
@@ -71,32 +72,34 @@ class CommandFold:
 
 
 class Kept:
-    """Bytes of a stream. The first piece stays as it came: mostly it is the only one."""
+    """Bytes of a stream. Large pieces stay as they came; many small ones would take many times the memory."""
 
     def __init__(self) -> None:
-        self._data: bytes | bytearray = b""
+        self._pieces: list[bytes | bytearray] = []
 
     def add(self, data: bytes) -> None:
-        if not self._data:
-            self._data = data
+        if len(data) >= LARGE or not self._pieces:
+            self._pieces.append(data)
             return
-        if isinstance(self._data, bytes):
-            self._data = bytearray(self._data)
-        self._data += data
+        last = self._pieces[-1]
+        if isinstance(last, bytearray):
+            last += data
+        else:
+            self._pieces.append(bytearray(data))
 
     def joined(self) -> bytes:
-        return bytes(self._data)
+        return b"".join(self._pieces)
 
 
 class CommandText:
-    """Text of both streams of a command, as it comes."""
+    """What can be made text of both streams of a command, as it comes."""
 
     def __init__(self) -> None:
         self._characters = {STDOUT: Characters(), STDERR: Characters()}
 
-    def take(self, piece: Piece) -> Piece:
+    def take(self, piece: Piece) -> bytes:
         """What is whole by now: without the beginning of a character that is cut, with that of the one before."""
-        return Piece(piece.stream, self._characters[piece.stream].take(piece.data))
+        return self._characters[piece.stream].take(piece.data)
 
     def rest(self) -> list[Piece]:
         """Beginnings of characters that never became whole."""

@@ -128,11 +128,11 @@ async def stream(
         try:
             async for frame in agent.frames(patience_with(call)):
                 for piece in _cut(fold.take(frame)):
-                    if (whole := text.take(piece)).data:
-                        yield _output(whole)
+                    if whole := text.take(piece):
+                        yield _output(piece.stream, whole)
                         await agent.rest()
             for piece in text.rest():
-                yield _output(piece)
+                yield _output(piece.stream, piece.data)
             assert fold.done, "the last frame of an answer is its end"
             yield _completion(fold.done)
         except AtollError as problem:
@@ -146,9 +146,9 @@ def _cut(piece: Piece | None) -> Iterator[Piece]:
             yield Piece(piece.stream, piece.data[start : start + EVENT_OUTPUT])
 
 
-def _output(piece: Piece) -> ExecEventBody:
-    text, exact = to_text(piece.data)
-    return _event(piece.stream, data=text, data_base64=exact)
+def _output(stream: str, data: bytes) -> ExecEventBody:
+    text, exact = to_text(data)
+    return _event(stream, data=text, data_base64=exact)
 
 
 def _completion(done: ExecDone) -> ExecEventBody:
