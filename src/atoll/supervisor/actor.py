@@ -1,4 +1,4 @@
-"""The one owner of a sandbox: everything that changes it goes through here, one change at a time.
+"""The actor: the one owner of a sandbox, through which everything goes that changes it, one change at a time.
 
 Rules:
 1. Operations do not wait for each other. They wait for a change that is under way, and a change that ends the sandbox
@@ -75,7 +75,7 @@ class Caller(msgspec.Struct, frozen=True):
 ATOLL, KERNEL = Caller("atoll"), Caller("kernel")
 KILLS = {
     EventKind.OOM_KILLED: ("it used all the memory it may", KERNEL),
-    EventKind.HOARD_KILLED: ("more waited in its sockets than twice what may", ATOLL),
+    EventKind.HOARD_KILLED: ("it held more in sockets or file locks than it may", ATOLL),
 }
 
 

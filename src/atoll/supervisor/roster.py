@@ -1,4 +1,4 @@
-"""All sandboxes of a server, each with its actor."""
+"""The roster: all sandboxes of a server, each with its actor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from atoll.protocol.errors import AtollError, NotFoundError
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.sandboxes import AdoptRequest, LostSandbox, SandboxInfo, SandboxList, SandboxQuery
 from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.descriptors import check_room_for
 from atoll.supervisor.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Roster:
 
     async def __aenter__(self) -> Roster:
         """Go on with what an earlier server left running."""
+        check_room_for(len(self._machine.findings.running))
         for record in self._machine.records():
             await self.actor(record.id).adopt()
         self._timeline.retire_all_but(self._machine.is_on_record)
