@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
-from atoll.protocol.command_output import CommandOutput
-from atoll.protocol.commands import Exec, ExecShell
+from atoll.protocol.commands import CommandOutput, Exec, ExecShell
 from atoll.protocol.sessions import DEFAULT_SESSION
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine

@@ -15,7 +15,7 @@ from atoll.attacks.resources import UNSENT_CROWD
 from atoll.engine.base import Event, EventKind
 from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.hoards import IN_TURN
-from atoll.protocol.command_output import CommandOutput
+from atoll.protocol.commands import CommandOutput
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from atoll.protocol import files
-from atoll.protocol.answers import event, result
-from atoll.protocol.calls import Call
+from atoll.protocol.calls import Call, event, result
 from atoll.protocol.files import FileDone, FileInfo, FileList
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.supervisor.agent_connection import AgentConnection

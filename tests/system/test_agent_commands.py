@@ -9,8 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from atoll.protocol.command_output import CommandOutput
-from atoll.protocol.commands import Exec
+from atoll.protocol.commands import CommandOutput, Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.limits import MIB, MIN_MEMORY
 from atoll.supervisor.agent_link import AgentLink

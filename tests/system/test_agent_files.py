@@ -21,7 +21,7 @@ from atoll.archives.tar import END, Entry, EntryType, encode_entry
 from atoll.archives.unpacking import ON_HOST, Unpacker
 from atoll.protocol import files
 from atoll.protocol.agents import Ping
-from atoll.protocol.answers import event, result
+from atoll.protocol.calls import event, result
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.file_maps import FileMap

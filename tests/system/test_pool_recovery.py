@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.command_output import CommandOutput
-from atoll.protocol.commands import Exec
+from atoll.protocol.commands import CommandOutput, Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from atoll.protocol.answers import result
-from atoll.protocol.calls import Answer, Call
+from atoll.protocol.calls import Answer, Call, result
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.process_log import LogFold

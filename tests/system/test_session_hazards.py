@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from atoll.protocol.answers import result
-from atoll.protocol.command_output import CommandOutput
-from atoll.protocol.commands import ExecShell
+from atoll.protocol.calls import result
+from atoll.protocol.commands import CommandOutput, ExecShell
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.sessions import CreateSession
 from tests.conftest import Box

@@ -12,12 +12,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from atoll.agent.terminals.views import History
-from atoll.protocol.answers import result
-from atoll.protocol.calls import Call
+from atoll.protocol.calls import Call, result
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind, encode_frame
 from atoll.protocol.messages import encode_message
-from atoll.protocol.terminal_view import ViewFold
 from atoll.protocol.terminals import (
     MAX_SIZE,
     MAX_WRITE,
@@ -32,6 +30,7 @@ from atoll.protocol.terminals import (
     TerminalLost,
     TerminalReady,
     TerminalResized,
+    ViewFold,
     WaitTerminal,
     WriteTerminal,
 )

@@ -14,8 +14,7 @@ from atoll.client.network import NotYet
 from atoll.client.server import Frames
 from atoll.client.waiting import CANCELLATIONS, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
-from atoll.protocol.command_output import CommandFold, CommandText
-from atoll.protocol.commands import Exec, ExecDone, ExecShell
+from atoll.protocol.commands import CommandFold, CommandText, Exec, ExecDone, ExecShell
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode, error, shown
 from atoll.protocol.frames import Frame

@@ -16,10 +16,8 @@ from atoll.client.local_server import LocalServer
 from atoll.client.network import Address, NotYet, TcpAddress, UnixAddress
 from atoll.client.transport import Opening, Response, SilenceError, Transport, Upload
 from atoll.client.waiting import pause
-from atoll.protocol.answers import failure, misbehaved, out_of_place, result
-from atoll.protocol.calls import Answer, Call, encode_call
-from atoll.protocol.command_output import Turn
-from atoll.protocol.commands import session_of
+from atoll.protocol.calls import Answer, Call, encode_call, failure, misbehaved, out_of_place, result
+from atoll.protocol.commands import Turn, session_of
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
 from atoll.protocol.frames import (
     FRAMES,

@@ -12,7 +12,6 @@ from atoll.client.transport import Opening
 from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
-from atoll.protocol.terminal_view import ViewFold, exit_code_of
 from atoll.protocol.terminals import (
     DEFAULT_COLS,
     DEFAULT_ROWS,
@@ -25,9 +24,11 @@ from atoll.protocol.terminals import (
     TerminalEvent,
     TerminalInfo,
     TerminalLost,
+    ViewFold,
     WaitTerminal,
     WriteTerminal,
     check_size,
+    exit_code_of,
     to_words,
 )
 

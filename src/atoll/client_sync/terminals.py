@@ -13,7 +13,6 @@ from atoll.client_sync.transport import Opening
 from atoll.client_sync.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
-from atoll.protocol.terminal_view import ViewFold, exit_code_of
 from atoll.protocol.terminals import (
     DEFAULT_COLS,
     DEFAULT_ROWS,
@@ -26,9 +25,11 @@ from atoll.protocol.terminals import (
     TerminalEvent,
     TerminalInfo,
     TerminalLost,
+    ViewFold,
     WaitTerminal,
     WriteTerminal,
     check_size,
+    exit_code_of,
     to_words,
 )
 

@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-from atoll.protocol.answers import event, misbehaved, out_of_place, result
-from atoll.protocol.calls import Call
+from atoll.protocol.calls import Call, event, misbehaved, out_of_place, result
 from atoll.protocol.file_maps import FileMap
 from atoll.protocol.files import (
     FileChange,

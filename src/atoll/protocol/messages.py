@@ -10,7 +10,6 @@ from atoll.protocol.commands import Exec, ExecShell
 from atoll.protocol.errors import Context
 from atoll.protocol.names import named
 from atoll.protocol.sessions import (
-    DEFAULT_SESSION,
     CreateSession,
     DeleteSession,
     ListSessions,
@@ -42,26 +41,7 @@ def subject(call: AnyCall) -> Context:
     return {}
 
 
-class _Queued(msgspec.Struct):
-    """Of any call, what decides in whose queue it stands."""
-
-    type: str
-    session_id: str | None = None
-
-
-def session_in(message: bytes) -> str | None:
-    """The session in which this call waits for its turn, if it is a command in one."""
-    try:
-        call = _queued_decoder.decode(message)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None  # its agent will say so
-    if call.type == "exec_shell":
-        return call.session_id or DEFAULT_SESSION
-    return call.session_id if call.type == "exec" else None
-
-
 _encoder = msgspec.msgpack.Encoder()
-_queued_decoder = msgspec.msgpack.Decoder(_Queued)
 _call_decoder: msgspec.msgpack.Decoder[AnyCall] = msgspec.msgpack.Decoder(AnyCall)
 
 encode_message = _encoder.encode

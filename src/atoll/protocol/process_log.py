@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from atoll.protocol.answers import event, misbehaved, result
+from atoll.protocol.calls import event, misbehaved, result
 from atoll.protocol.characters import Characters
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.processes import LogPart, OutputStream, ProcessInfo, StreamProcessLog

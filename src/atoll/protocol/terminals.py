@@ -1,4 +1,4 @@
-"""Terminals: what a host asks of an agent, and what both say about them.
+"""Terminals: what a host asks of an agent, what both say about them, and what a viewer makes of the frames.
 
 A terminal is a program with a pty. It lives until its program ends or it is closed, whoever looks at it: viewers come
 and go. What it shows is bytes, counted from its beginning; the last REPLAY_BYTES of them are kept for a new viewer.
@@ -6,14 +6,15 @@ and go. What it shows is bytes, counted from its beginning; the last REPLAY_BYTE
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 
 from atoll.protocol.arguments import wrong_argument
-from atoll.protocol.calls import Call
+from atoll.protocol.calls import Call, event, misbehaved, result
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import ErrorCode
+from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.ids import SaidId
 from atoll.protocol.said import Count, ExitCode, Pid
 
@@ -149,3 +150,28 @@ def to_words(shell: object) -> list[str] | None:
         remedy = 'Give a program such as "zsh", or a list such as ["python3", "-q"].'
         raise wrong_argument("shell", shell, "is no program", remedy=remedy, code=ErrorCode.INVALID_COMMAND)
     return words
+
+
+class ViewFold:
+    """Bytes and events as they come; in the end `exit_code`."""
+
+    def __init__(self, call: AttachTerminal) -> None:
+        self.exit_code: int | None = None
+        self._call = call
+
+    def take(self, frame: Frame) -> bytes | TerminalEvent | None:
+        """What a frame brings; None if it is the end."""
+        if frame.kind is FrameKind.DATA:
+            if not frame.payload:  # it costs nothing to send, and would be read for ever
+                raise misbehaved("a DATA frame came without a byte in it")
+            return frame.payload
+        if frame.kind is FrameKind.DONE:
+            self.exit_code = exit_code_of(result(self._call, frame))
+            return None
+        return event(cast("type[TerminalEvent]", TerminalEvent), frame)
+
+
+def exit_code_of(ended: TerminalInfo) -> int:
+    if ended.exit_code is None:
+        raise misbehaved("a terminal that has ended has no exit code")
+    return ended.exit_code

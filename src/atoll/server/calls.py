@@ -11,8 +11,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from atoll.protocol.answers import result
-from atoll.protocol.calls import Answer, Call
+from atoll.protocol.calls import Answer, Call, result
 from atoll.protocol.errors import AtollError
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.server.bodies import while_client_waits

@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from atoll.protocol.arguments import check_directory, check_lasting_variables
-from atoll.protocol.command_output import CommandFold, CommandOutput, CommandText, Piece
-from atoll.protocol.commands import Exec, ExecDone, ExecShell
+from atoll.protocol.commands import CommandFold, CommandOutput, CommandText, Exec, ExecDone, ExecShell, Piece
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import parse_session_id

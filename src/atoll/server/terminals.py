@@ -25,7 +25,6 @@ from atoll.protocol.arguments import check_directory
 from atoll.protocol.errors import AtollError, Context, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.sessions import DEFAULT_SESSION
-from atoll.protocol.terminal_view import ViewFold
 from atoll.protocol.terminals import (
     DEFAULT_COLS,
     DEFAULT_ROWS,
@@ -34,6 +33,7 @@ from atoll.protocol.terminals import (
     CreateTerminal,
     ListTerminals,
     ResizeTerminal,
+    ViewFold,
     to_words,
 )
 from atoll.server.bodies import read_json

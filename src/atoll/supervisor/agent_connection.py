@@ -16,8 +16,8 @@ from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
-from atoll.protocol.answers import misbehaved
-from atoll.protocol.command_output import Turn
+from atoll.protocol.calls import misbehaved
+from atoll.protocol.commands import Turn
 from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AtollError
 from atoll.protocol.frames import (
     QUEUEING,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from atoll.protocol.answers import failure, misbehaved
+from atoll.protocol.calls import failure, misbehaved
 from atoll.protocol.errors import AgentLostError, AgentTimeoutError, AtollError, ErrorCode, too_many_open_files
 
 if TYPE_CHECKING:

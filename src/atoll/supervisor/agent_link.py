@@ -28,12 +28,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from atoll.protocol.agents import Ping, Pong
-from atoll.protocol.answers import result
-from atoll.protocol.calls import Answer, Call, encode_call
-from atoll.protocol.command_output import CommandFold, CommandOutput
-from atoll.protocol.commands import Exec, ExecShell, session_of
+from atoll.protocol.calls import Answer, Call, encode_call, result
+from atoll.protocol.commands import CommandFold, CommandOutput, Exec, ExecShell, session_in, session_of
 from atoll.protocol.errors import AgentTimeoutError, ErrorCode, error
-from atoll.protocol.messages import session_in
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import WHEN_ENDED, unreachable
 from atoll.supervisor.descriptors import has_room, is_reserved, no_room

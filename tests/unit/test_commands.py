@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.command_output import STDERR, STDOUT, CommandFold, CommandText, Turn
-from atoll.protocol.commands import Exec, ExecDone
+from atoll.protocol.commands import STDERR, STDOUT, CommandFold, CommandText, Exec, ExecDone, Turn
 from atoll.protocol.errors import AgentMisbehavedError
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import encode_message

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from atoll.protocol.errors import AgentMisbehavedError
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import encode_message
-from atoll.protocol.terminal_view import ViewFold
-from atoll.protocol.terminals import AttachTerminal, TerminalInfo, TerminalLost, TerminalReady, TerminalResized
+from atoll.protocol.terminals import (
+    AttachTerminal,
+    TerminalInfo,
+    TerminalLost,
+    TerminalReady,
+    TerminalResized,
+    ViewFold,
+)
 
 CALL = AttachTerminal(terminal_id="t")
 RUNNING = TerminalInfo(

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from atoll.protocol.agents import Ping, Pong
-from atoll.protocol.answers import MAX_ERROR, answer_type, event, failure, result
-from atoll.protocol.calls import Call
+from atoll.protocol.calls import MAX_ERROR, Call, answer_type, event, failure, result
 from atoll.protocol.commands import ExecDone, ExecShell
 from atoll.protocol.errors import AgentMisbehavedError, ErrorBody
 from atoll.protocol.files import FileDone, FileList, ListFiles
