@@ -104,11 +104,14 @@ class AgentLink:
             async with connection.fed(stdin):
                 return await collect(connection, call)
 
-    def operation(self, call: Call[Any] | bytes) -> Operation:
-        """A connection on which `call` has been sent, as a context manager. A client's stays as it came: bytes."""
+    def operation(self, call: Call[Any] | bytes, more: bytes = b"") -> Operation:
+        """A connection on which `call` has been sent, as a context manager. A client's stays as it came: bytes.
+
+        `more` are frames of its input that are sent with it.
+        """
         if isinstance(call, bytes):
-            return Operation(self, call, session_in(call))
-        return Operation(self, encode_call(call), session_of(call))
+            return Operation(self, call, session_in(call), more)
+        return Operation(self, encode_call(call), session_of(call), more)
 
     @property
     def is_waited_for(self) -> bool:
@@ -241,15 +244,16 @@ def connect(peer: socket.socket, path: Path) -> None:
 class Operation:
     """One operation on a connection, which is kept for the next only if this one came to its end."""
 
-    def __init__(self, link: AgentLink, message: bytes, session: str | None) -> None:
+    def __init__(self, link: AgentLink, message: bytes, session: str | None, more: bytes) -> None:
         self._link = link
         self._message = message
         self._session = session
+        self._more = more
 
     async def __aenter__(self) -> AgentConnection:
         self._connection = await self._link.connection()
         self._link.take(self._connection)
-        self._connection.begin(self._message, self._session)
+        self._connection.begin(self._message, self._session, self._more)
         return self._connection
 
     async def __aexit__(self, *_: object) -> None:
