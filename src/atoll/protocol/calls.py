@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, get_args
 import msgspec
 
 from atoll.protocol.arguments import MAX_NUMBER, wrong_argument
-from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorBody, ErrorCode, error, from_body
+from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
 from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameKind
 
 MAX_ERROR = 64 * 1024  # bytes of an error: a message, a remedy, the end of a log
@@ -88,13 +88,13 @@ def failure(frame: Frame) -> AtollError:
     return from_body(body)
 
 
-def out_of_place(frame: Frame) -> AgentMisbehavedError:
+def out_of_place(frame: Frame) -> AtollError:
     return misbehaved(f"a {frame.kind.name} frame came")
 
 
-def misbehaved(what: str) -> AgentMisbehavedError:
+def misbehaved(what: str) -> AtollError:
     message = f"the sandbox's agent broke the protocol: {what}"
-    return AgentMisbehavedError(message, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
+    return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
 
 
 @cache

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -23,7 +25,9 @@ from atoll.protocol.processes import (
     ListProcesses,
     LogPart,
     PortMode,
+    ProcessCount,
     ProcessInfo,
+    ProcessList,
     RestartPolicy,
     StartProcess,
     StreamProcessLog,
@@ -33,11 +37,13 @@ from atoll.protocol.processes import (
     parse_process_id,
     parse_signal,
 )
-from atoll.server.bodies import read_json, read_number, wants, while_client_waits
+from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
+from atoll.server.bodies import last_event, read_json, wants, while_client_waits
 from atoll.server.calls import ask
 from atoll.server.commands import to_text
-from atoll.server.problems import bad_request, json_response
-from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
+from atoll.server.problems import json_response
+from atoll.server.queries import MAX_NUMBER, Query
+from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
 
 ENTRIES_AT_ONCE = 64
@@ -70,6 +76,11 @@ class PortRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class ExitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout: float | str | None = None
+
+
+class LogsQuery(Query, frozen=True, kw_only=True):
+    since: Annotated[int, Meta(ge=0, le=MAX_NUMBER, description="only what comes after this number")] = 0
+    follow: Annotated[bool, Meta(description="whether a stream goes on with what comes")] = True
 
 
 class ProcessLogsBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -106,7 +117,7 @@ async def list_processes(request: Request) -> Response:
     return json_response(await ask(request, ListProcesses()))
 
 
-async def post_process(request: Request) -> Response:
+async def start_process(request: Request) -> Response:
     asked = await read_json(request, ProcessRequest)
     call = StartProcess(
         command=asked.command,
@@ -120,11 +131,11 @@ async def post_process(request: Request) -> Response:
     return json_response(await ask(request, call), 201)
 
 
-async def kill_all(request: Request) -> Response:
+async def kill_all_processes(request: Request) -> Response:
     return json_response(await ask(request, KillAllProcesses()))
 
 
-async def clean_up(request: Request) -> Response:
+async def clean_up_processes(request: Request) -> Response:
     return json_response(await ask(request, CleanUpProcesses()))
 
 
@@ -158,11 +169,10 @@ async def wait_for_exit(request: Request) -> Response:
     return json_response(await ask(request, call))
 
 
-async def get_logs(request: Request) -> Response:
-    last = request.headers.get("last-event-id", "")
-    since = int(last) if last.isascii() and last.isdigit() and len(last) < 18 else read_number(request, "since", 0)
+async def get_process_logs(request: Request, query: LogsQuery) -> Response:
+    since = last_event(request, query.since)
     streams = wants(request, EVENT_STREAM)
-    call = StreamProcessLog(process_id=_process_id(request), since=since, follow=streams and _follows(request))
+    call = StreamProcessLog(process_id=_process_id(request), since=since, follow=streams and query.follow)
     parts = read_parts(actor_of(request), caller_of(request), call)
     if not streams:
         return json_response(await while_client_waits(request, collect(parts)))
@@ -241,12 +251,87 @@ def _process_id(request: Request) -> str:
     return parse_process_id(request.path_params["process_id"])
 
 
-def _follows(request: Request) -> bool:
-    text = request.query_params.get("follow", "true")
-    if text not in ("true", "false"):
-        raise bad_request(f"follow={text!r:.50} is neither true nor false", "Give follow=true or follow=false.")
-    return text == "true"
-
-
 def _seconds(timeout: float | str | None) -> float | None:
     return None if timeout is None else parse_duration(timeout)
+
+
+ROUTES = (
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/processes",
+        handler=list_processes,
+        summary="Background processes: those that run, and the latest of those that are over",
+        tag="processes",
+        answers={200: ProcessList},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/processes",
+        handler=start_process,
+        summary="Start a background process",
+        tag="processes",
+        body=ProcessRequest,
+        answers={201: ProcessInfo},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path=SANDBOX + "/processes",
+        handler=kill_all_processes,
+        summary="End all that run; how many there were",
+        tag="processes",
+        answers={200: ProcessCount},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/processes/clean-up",
+        handler=clean_up_processes,
+        summary="Forget those that are over; how many there were",
+        tag="processes",
+        answers={200: ProcessCount},
+    ),
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/processes/{process_id}",
+        handler=get_process,
+        summary="A background process",
+        tag="processes",
+        answers={200: ProcessInfo},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/processes/{process_id}/kill",
+        handler=kill_process,
+        summary="Send a signal to it and all it has started; SIGKILL follows SIGTERM",
+        tag="processes",
+        body=KillRequest,
+        answers={200: ProcessInfo},
+    ),
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/processes/{process_id}/logs",
+        handler=get_process_logs,
+        summary="What is kept of its output; live as text/event-stream",
+        tag="processes",
+        query=LogsQuery,
+        events=LogEventBody,
+        answers={200: ProcessLogsBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/processes/{process_id}/wait-for-port",
+        handler=wait_for_port,
+        summary="Answered when something inside takes connections on a port",
+        tag="processes",
+        body=PortRequest,
+        answers={200: ProcessInfo},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/processes/{process_id}/wait-for-exit",
+        handler=wait_for_exit,
+        summary="Answered when it is over",
+        tag="processes",
+        body=ExitRequest,
+        answers={200: ProcessInfo},
+    ),
+)

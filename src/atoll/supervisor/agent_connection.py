@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from atoll.protocol.calls import misbehaved
 from atoll.protocol.commands import Turn
-from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AtollError
+from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
 from atoll.protocol.frames import (
     QUEUEING,
     Frame,
@@ -230,7 +230,7 @@ class AgentConnection(asyncio.Protocol):
 
     def connection_lost(self, cause: Exception | None) -> None:
         self._is_unread = isinstance(cause, UNREAD)
-        self._fail(AgentLostError(self._link.ending.message, remedy=self._link.ending.remedy))
+        self._fail(error(ErrorCode.AGENT_LOST, self._link.ending.message, remedy=self._link.ending.remedy))
         self._can_write.set()
         self._wake()
 

@@ -30,7 +30,7 @@ import msgspec
 from atoll.protocol.agents import Ping, Pong
 from atoll.protocol.calls import Answer, Call, encode_call, result
 from atoll.protocol.commands import CommandFold, CommandOutput, Exec, ExecShell, session_in, session_of
-from atoll.protocol.errors import AgentTimeoutError, ErrorCode, error
+from atoll.protocol.errors import ErrorCode, error
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import WHEN_ENDED, unreachable
 from atoll.supervisor.descriptors import has_room, is_reserved, no_room
@@ -165,7 +165,8 @@ class AgentLink:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 return await self._connect()
         except TimeoutError as cause:
-            raise AgentTimeoutError(
+            raise error(
+                ErrorCode.AGENT_TIMEOUT,
                 f"the agent did not take a connection within {CONNECT_TIMEOUT:g} seconds",
                 remedy="The sandbox may be out of cpu; try again, or stop it.",
             ) from cause
