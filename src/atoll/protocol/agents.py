@@ -1,4 +1,4 @@
-"""An agent as a whole: whether it answers, and which protocol it speaks."""
+"""An agent as a whole: whether it answers, and which version of the protocol it speaks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import msgspec
 
 from atoll.protocol.calls import Call
 from atoll.protocol.said import Count
-
-PROTOCOL_VERSION = 1
 
 
 class Pong(msgspec.Struct, frozen=True, kw_only=True):
