@@ -37,7 +37,7 @@ from atoll.protocol.sandboxes import (
 from atoll.store.moments import since_boot
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
-from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink, check_room
+from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink, check_room, link_to
 from atoll.supervisor.history import History
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from atoll.store.timeline import Timeline
     from atoll.supervisor.machine import Machine
 
-ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
 ASKED_FOR = "it was asked for"
 WHEN_UNSAID = "the server that made it was killed before it could say so"
 WHEN_RESTORED = "its record was lost or old, and was made anew from its disk"
@@ -181,7 +180,7 @@ class SandboxActor:
 
     def _opened_link(self, live: LiveSandbox) -> AgentLink:
         if self._link is None:
-            self._link = AgentLink(live.agent_socket, self.name)
+            self._link = link_to(self._machine.engine, live, self.name)
         return self._link
 
     async def _thaw(self, cause: str, by: Caller) -> None:
@@ -324,7 +323,7 @@ class SandboxActor:
                 self._link.close()
                 self._link = None
             if live:
-                live.release()
+                await self._machine.engine.release(live)
 
     async def sleep(self, by: Caller, *, stop: bool = False) -> None:
         """Freeze it as soon as nothing is under way, unless it is used again before; or stop it, whatever is."""
@@ -452,7 +451,7 @@ class SandboxActor:
             created_at=record.created_at,
             image=record.image,
             image_state=record.image_state,
-            isolation=ISOLATION,
+            isolation=self._machine.engine.isolation,
             limits=record.limits,
             labels=record.upkeep.labels,
             env=sorted(name for name, value in record.env.items() if value is not None),
