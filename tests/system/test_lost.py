@@ -28,6 +28,7 @@ from atoll.supervisor.machine import Machine
 from atoll.supervisor.roster import Roster
 from tests import kept
 from tests.contract.test_engine import run
+from tests.native import native
 from tests.system.conftest import serving
 from tests.system.serving import RunningServer
 
@@ -110,8 +111,8 @@ async def test_what_runs_on_a_disk_that_is_set_aside_is_ended_before_another_can
         machine.images.add("busybox", busybox_root)
         live = await machine.create("one", image="busybox")
         os.removexattr(machine.storage.find(SandboxId("one")), "user.atoll.record")
-        first = os.pidfd_open(live.process.pid)
-        live.release()
+        first = os.pidfd_open(native(live).process.pid)
+        await machine.engine.release(live)
     kept.remove(state, "one")
     async with Machine(state, runtime) as machine:
         assert machine.findings.set_aside == ("one",)
