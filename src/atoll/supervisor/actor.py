@@ -232,9 +232,9 @@ class SandboxActor:
     async def adopt(self) -> None:
         """Take over what an earlier server left running; what ended since is stopped."""
         if self._history.is_empty or self._history.has_ended:
-            is_restored = self.name in self._machine.findings.restored
+            is_restored = self.name in self._machine.inherited.restored
             self._history.begin(cause=WHEN_RESTORED if is_restored else WHEN_UNSAID, by=ATOLL.name)
-        elif self.name in self._machine.findings.restored:
+        elif self.name in self._machine.inherited.restored:
             self._note("restored", cause=WHEN_RESTORED, by=ATOLL)
         self._history.recall()
         try:
