@@ -115,7 +115,7 @@ async def test_what_runs_on_a_disk_that_is_set_aside_is_ended_before_another_can
         await machine.engine.release(live)
     kept.remove(state, "one")
     async with Machine(state, runtime) as machine:
-        assert machine.findings.set_aside == ("one",)
+        assert machine.inherited.set_aside == ("one",)
         assert select.select([first], [], [], HANG_SECONDS)[0]
         assert "nobody knows any more" in caplog.text
         assert not list((runtime / "agents").iterdir())
