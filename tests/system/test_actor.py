@@ -22,7 +22,7 @@ from atoll.protocol.frames import FrameKind
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.messages import Call
 from atoll.protocol.processes import ListProcesses
-from atoll.protocol.sandboxes import SandboxOptions, SandboxState, UpkeepChanges
+from atoll.protocol.sandboxes import SandboxState, UpkeepChanges
 from atoll.protocol.terminals import ListTerminals
 from atoll.store.database import Database, open_database
 from atoll.store.timeline import Timeline
@@ -31,6 +31,7 @@ from atoll.supervisor import agent_link
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
 from tests import kept
 
@@ -66,7 +67,7 @@ def first_process(machine: Machine, actor: SandboxActor) -> int:
 async def test_a_sandbox_that_ends_before_it_is_watched_is_stopped_and_starts_again(
     machine: Machine, actor: SandboxActor
 ) -> None:
-    await actor.ensure(SandboxOptions(), ME)
+    await actor.ensure(Plan(), ME)
     os.kill(first_process(machine, actor), signal.SIGKILL)
     live = machine.record(actor.name).to_live()
     with pytest.raises(FileNotFoundError):  # its group is gone; until then nobody else gets a turn
@@ -79,7 +80,7 @@ async def test_a_sandbox_that_ends_before_it_is_watched_is_stopped_and_starts_ag
 async def test_a_sandbox_that_ends_is_stopped_although_that_cannot_be_noted(
     machine: Machine, actor: SandboxActor, database: Database
 ) -> None:
-    await actor.ensure(SandboxOptions(), ME)
+    await actor.ensure(Plan(), ME)
     await actor.do(ME, AgentLink.ping)
     database.close()
     os.kill(first_process(machine, actor), signal.SIGKILL)
@@ -120,20 +121,19 @@ async def test_one_that_still_runs_is_ended_before_another_starts_on_its_disk(ma
 
 
 async def test_a_request_that_is_refused_leaves_the_history_of_the_one_before(actor: SandboxActor) -> None:
-    await actor.ensure(SandboxOptions(image="busybox"), ME)
+    await actor.ensure(Plan(image="busybox"), ME)
     await actor.destroy(ME)
-    for nonsense in (SandboxOptions(limits="nonsense"), SandboxOptions(image="none")):
-        with pytest.raises(AtollError):
-            await actor.ensure(nonsense, ME)
-        assert [event.what for event in actor.events(0)] == ["created", "destroyed"]
-    await actor.ensure(SandboxOptions(image="busybox"), ME)
+    with pytest.raises(AtollError):
+        await actor.ensure(Plan(image="none"), ME)
+    assert [event.what for event in actor.events(0)] == ["created", "destroyed"]
+    await actor.ensure(Plan(image="busybox"), ME)
     assert [(event.number, event.what) for event in actor.events(0)] == [(3, "created")]
 
 
 async def test_one_that_exists_is_found_by_the_options_it_was_made_with_although_its_image_is_gone(
     machine: Machine, actor: SandboxActor, state: Path, busybox_root: Path
 ) -> None:
-    options = SandboxOptions(image="fleeting")
+    options = Plan(image="fleeting")
     machine.images.add("fleeting", busybox_root)
     assert await actor.ensure(options, ME)
     shutil.rmtree(state / "images" / "fleeting")
@@ -158,7 +158,7 @@ async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(
 async def test_who_follows_a_sandbox_learns_of_its_end_although_that_cannot_be_noted(
     actor: SandboxActor, database: Database
 ) -> None:
-    await actor.ensure(SandboxOptions(image="busybox"), ME)
+    await actor.ensure(Plan(image="busybox"), ME)
     events = actor.follow(0)
     assert (await anext(events)).what == "created"
     ending = asyncio.create_task(anext(events, None))
@@ -209,7 +209,7 @@ CALLS: dict[str, Call] = {
 async def test_what_waits_for_an_agent_that_stands_still_is_given_up(
     machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
-    await actor.ensure(SandboxOptions(), ME)
+    await actor.ensure(Plan(), ME)
     stand_still(first_process(machine, actor))
     monkeypatch.setattr(agent_link, "ANSWER_GRACE", 0.05)
     async with actor.use(ME) as link, link.operation(call) as agent:
@@ -273,7 +273,7 @@ def stand_still(process: int) -> None:
 
 
 async def test_a_server_is_needed_by_a_sandbox_that_is_still_to_be_stopped(actor: SandboxActor) -> None:
-    await actor.ensure(SandboxOptions(), ME)
+    await actor.ensure(Plan(), ME)
     await actor.sleep(ME)
     assert not actor.is_to_be_stopped
     await actor.set_upkeep(UpkeepChanges(stop_after="1h"), ME)

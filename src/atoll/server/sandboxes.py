@@ -24,6 +24,7 @@ from atoll.protocol.sandboxes import (
 from atoll.server.bodies import read_flag, read_json, read_number, wants
 from atoll.server.problems import bad_request, json_response
 from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.plans import make_plan
 from atoll.supervisor.roster import Roster
 
 EVENT_STREAM = "text/event-stream"
@@ -85,7 +86,7 @@ def _state_asked_for(request: Request) -> SandboxState | None:
 async def put_sandbox(request: Request) -> Response:
     options = await read_json(request, SandboxOptions)
     actor = actor_of(request)
-    is_new = await actor.ensure(options, caller_of(request))
+    is_new = await actor.ensure(make_plan(options), caller_of(request))
     return json_response(await actor.info(), 201 if is_new else 200)
 
 

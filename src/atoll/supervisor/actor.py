@@ -23,12 +23,10 @@ from atoll.protocol.arguments import check_lasting_variables
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, AtollError, ErrorCode, error
-from atoll.protocol.limits import parse_limits
 from atoll.protocol.processes import KillAllProcesses, decode_process_count
 from atoll.protocol.sandboxes import (
     SandboxEvent,
     SandboxInfo,
-    SandboxOptions,
     SandboxState,
     UpkeepChanges,
     Use,
@@ -39,7 +37,8 @@ from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
 from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink, check_room
 from atoll.supervisor.history import History
-from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
+from atoll.supervisor.plans import Plan
+from atoll.supervisor.records import SandboxRecord
 
 if TYPE_CHECKING:
     from atoll.protocol.ids import SandboxId
@@ -191,37 +190,25 @@ class SandboxActor:
             self._last_used = since_boot()
             self._history.note_if_possible("thawed", cause=cause, by=by.name)
 
-    async def ensure(self, options: SandboxOptions, by: Caller) -> bool:
-        """Make it if its id is new: then True. Start it if it is stopped.
-
-        One that exists keeps what it has; options that make no sense are refused all the same.
-        """
-        check_options(options)
+    async def ensure(self, plan: Plan, by: Caller) -> bool:
+        """Make it if its id is new: then True. Start it if it is stopped. One that exists keeps what it has."""
         async with self._change():
             is_new = not self._machine.exists(self.name)
-            if not is_new and options.image != self._record().image:
-                self._machine.images.check(options.image)
+            if not is_new and plan.image != self._record().image:
+                self._machine.images.check(plan.image)
             if self._live is None:
-                await self._bring_up(options, by)
+                await self._bring_up(plan, by)
             return is_new
 
-    async def _bring_up(self, options: SandboxOptions | None, by: Caller) -> None:
+    async def _bring_up(self, plan: Plan | None, by: Caller) -> None:
         check_room()
         if self._machine.exists(self.name):
             self._take(await self._machine.start(self.name))
             self._note("started", cause="it was used", by=by)
-        elif options is None and by.makes_none:
+        elif plan is None and by.makes_none:
             raise self._not_found()
         else:
-            options = options or SandboxOptions()
-            live = await self._machine.create(
-                self.name,
-                image=options.image,
-                limits=options.limits,
-                env=check_lasting_variables(options.env),
-                upkeep=to_upkeep(options),
-            )
-            self._take(live)
+            self._take(await self._machine.make(self.name, plan or Plan()))
             self._history.begin(cause="its id was used for the first time", by=by.name)
 
     async def take_back(self, lost: str, image: str | None, by: Caller) -> None:
@@ -583,19 +570,3 @@ def checked_upkeep(changes: UpkeepChanges) -> dict[str, Any]:
 
 def _in_words(value: object) -> str:
     return f"{value:g}s" if isinstance(value, float) else str(value)
-
-
-def check_options(options: SandboxOptions) -> None:
-    """Raise for what cannot be. Whether there is such an image is known when it is looked for."""
-    parse_limits(options.limits)
-    check_lasting_variables(options.env)
-    to_upkeep(options)
-
-
-def to_upkeep(options: SandboxOptions) -> Upkeep:
-    sleep_after = SLEEP_AFTER_SECONDS if options.sleep_after is None else options.sleep_after
-    return Upkeep(
-        labels=check_labels(options.labels),
-        sleep_after=parse_duration(sleep_after, "sleep_after"),
-        keep_alive=options.keep_alive,
-    )
