@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,17 @@ def test_imports_go_one_way(path: Path) -> None:
     part = part_of(path)
     if part != "atoll":
         assert imported_parts(path) <= rules()[part] | {part}
+
+
+def test_the_lifecycle_neither_waits_nor_acts_nor_looks_at_a_clock() -> None:
+    tree = ast.parse((SOURCE / "supervisor/lifecycle.py").read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert imported == {"__future__", "enum", "msgspec", "msgspec.structs", "atoll.supervisor.plans"}
+    assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree))
+    loaded = "import sys, atoll.supervisor.lifecycle; print(*sys.modules)"
+    modules = set(subprocess.check_output([sys.executable, "-c", loaded], text=True).split())
+    assert not modules & {"asyncio", "selectors", "socket", "sqlite3", "subprocess", "threading"}
 
 
 def mapped_files() -> set[str]:

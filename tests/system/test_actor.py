@@ -192,7 +192,7 @@ async def test_one_whose_record_is_damaged_is_asked_about_and_left_alone(tmp_pat
         actor = Roster(machine, Timeline(machine.database)).actor("damaged")
         with pytest.raises(AtollError):
             await actor.info()
-        await actor.sleep_if_idle()
+        await actor.do_what_is_due()
 
 
 CALLS: dict[str, Call] = {
@@ -236,13 +236,13 @@ async def test_a_sandbox_that_is_told_to_sleep_does_when_nothing_is_under_way_an
     monkeypatch.setattr(actor_module, "BEDTIME_SECONDS", 0.01)
     async with actor.use(ME) as link, link.operation(ExecShell(command="read line", stdin=True)) as agent:
         await actor.sleep(ME)
-        await actor.sleep_if_idle()
+        await actor.do_what_is_due()
         assert (await actor.info()).state is SandboxState.RUNNING
         await agent.send_input(b"x\n")
         async with asyncio.timeout(HANG_SECONDS):
             while (await agent.next_frame()).kind is not FrameKind.DONE:
                 pass
-    await actor.sleep_if_idle()
+    await actor.do_what_is_due()
     info = await actor.info()
     assert (info.state, info.cause) == (SandboxState.FROZEN, "it was asked for")
 
@@ -254,7 +254,7 @@ async def test_who_uses_a_sandbox_after_it_was_told_to_sleep_keeps_it_awake(
     async with actor.use(ME):
         await actor.sleep(ME)
         await actor.wake(ME)
-    await actor.sleep_if_idle()
+    await actor.do_what_is_due()
     assert (await actor.info()).state is SandboxState.RUNNING
 
 
@@ -278,9 +278,9 @@ async def test_a_server_is_needed_by_a_sandbox_that_is_still_to_be_stopped(actor
     assert not actor.is_to_be_stopped
     await actor.set_upkeep(UpkeepChanges(stop_after="1h"), ME)
     assert actor.is_to_be_stopped
-    await actor.stop_if_long_asleep()
+    await actor.do_what_is_due()
     assert (await actor.info()).state is SandboxState.FROZEN
     await actor.set_upkeep(UpkeepChanges(stop_after=0), ME)
-    await actor.stop_if_long_asleep()
+    await actor.do_what_is_due()
     assert not actor.is_to_be_stopped
     assert (await actor.info()).cause == "it slept for 0 seconds"
