@@ -30,9 +30,11 @@ from atoll.supervisor import actor as actor_module
 from atoll.supervisor import agent_link
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.info import describe
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
+from atoll.supervisor.upkeep import set_upkeep
 from tests import kept
 
 HANG_SECONDS = 60.0
@@ -56,7 +58,7 @@ async def actor(machine: Machine, database: Database) -> AsyncIterator[SandboxAc
 
 async def wait_until_stopped(actor: SandboxActor) -> None:
     async with asyncio.timeout(HANG_SECONDS):
-        while (await actor.info()).state is not SandboxState.STOPPED:
+        while describe(actor).state is not SandboxState.STOPPED:
             await asyncio.sleep(0.01)
 
 
@@ -151,7 +153,7 @@ async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(
     with closing(database):
         async with Roster(machine, timeline) as roster:
             assert [event.what for event in roster.actor("unnoted").events(0)] == ["created"]
-            assert (await roster.actor("unnoted").info()).state is SandboxState.RUNNING
+            assert describe(roster.actor("unnoted")).state is SandboxState.RUNNING
             await roster.actor("unnoted").destroy(ME)
 
 
@@ -191,7 +193,7 @@ async def test_one_whose_record_is_damaged_is_asked_about_and_left_alone(tmp_pat
     async with Machine(state, tmp_path / "run") as machine:
         actor = Roster(machine, Timeline(machine.database)).actor("damaged")
         with pytest.raises(AtollError):
-            await actor.info()
+            describe(actor)
         await actor.do_what_is_due()
 
 
@@ -237,13 +239,13 @@ async def test_a_sandbox_that_is_told_to_sleep_does_when_nothing_is_under_way_an
     async with actor.use(ME) as link, link.operation(ExecShell(command="read line", stdin=True)) as agent:
         await actor.sleep(ME)
         await actor.do_what_is_due()
-        assert (await actor.info()).state is SandboxState.RUNNING
+        assert describe(actor).state is SandboxState.RUNNING
         await agent.send_input(b"x\n")
         async with asyncio.timeout(HANG_SECONDS):
             while (await agent.next_frame()).kind is not FrameKind.DONE:
                 pass
     await actor.do_what_is_due()
-    info = await actor.info()
+    info = describe(actor)
     assert (info.state, info.cause) == (SandboxState.FROZEN, "it was asked for")
 
 
@@ -255,7 +257,7 @@ async def test_who_uses_a_sandbox_after_it_was_told_to_sleep_keeps_it_awake(
         await actor.sleep(ME)
         await actor.wake(ME)
     await actor.do_what_is_due()
-    assert (await actor.info()).state is SandboxState.RUNNING
+    assert describe(actor).state is SandboxState.RUNNING
 
 
 async def test_an_operation_that_comes_while_a_sandbox_falls_asleep_is_carried_out(actor: SandboxActor) -> None:
@@ -276,11 +278,11 @@ async def test_a_server_is_needed_by_a_sandbox_that_is_still_to_be_stopped(actor
     await actor.ensure(Plan(), ME)
     await actor.sleep(ME)
     assert not actor.is_to_be_stopped
-    await actor.set_upkeep(UpkeepChanges(stop_after="1h"), ME)
+    await set_upkeep(actor, UpkeepChanges(stop_after="1h"), ME)
     assert actor.is_to_be_stopped
     await actor.do_what_is_due()
-    assert (await actor.info()).state is SandboxState.FROZEN
-    await actor.set_upkeep(UpkeepChanges(stop_after=0), ME)
+    assert describe(actor).state is SandboxState.FROZEN
+    await set_upkeep(actor, UpkeepChanges(stop_after=0), ME)
     await actor.do_what_is_due()
     assert not actor.is_to_be_stopped
-    assert (await actor.info()).cause == "it slept for 0 seconds"
+    assert describe(actor).cause == "it slept for 0 seconds"

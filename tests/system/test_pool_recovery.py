@@ -25,6 +25,7 @@ from atoll.storage.pool import MIN_POOL, PoolStorage, find_device
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import WHEN_RECOVERED, WHEN_REMOVED_LATE, Caller
 from atoll.supervisor.agent_link import AgentLink, CommandOutput
+from atoll.supervisor.info import describe
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.roster import Roster
@@ -138,7 +139,7 @@ async def test_after_an_error_that_is_gone_every_sandbox_goes_on_with_what_it_sy
     await text(roster, "kept", "echo kept >/kept; mkdir /d; echo more >/d/more; sync /kept /d/more")
     await text(roster, "frozen", "echo cold >/cold; sync /cold")
     await roster.actor("frozen").sleep(ME)
-    assert (await roster.actor("frozen").info()).state is SandboxState.FROZEN
+    assert describe(roster.actor("frozen")).state is SandboxState.FROZEN
     before, device = mounts_below(host_disk), devices_of(pool)
     break_device(pool)
     await try_to_write(roster, "writer")
@@ -232,7 +233,7 @@ async def test_what_was_not_on_the_platter_yet_is_as_it_was_reported(
     assert not machine_on.lost()
     for name in ("again", "new"):
         assert await text(roster, name, "echo x >/x; sync /x; cat /x") == "x"
-    assert (await roster.actor("again").info()).labels == {"a": "b"}
+    assert describe(roster.actor("again")).labels == {"a": "b"}
     await destroy(roster, "again", "new")
 
 

@@ -15,9 +15,11 @@ from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import SandboxState, UpkeepChanges
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.info import describe
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.roster import MANY_ACTORS, Roster
+from atoll.supervisor.upkeep import set_upkeep
 from tests.conftest import Box
 
 HANG_SECONDS = 60.0
@@ -105,7 +107,7 @@ async def test_one_among_many_is_stopped_when_it_has_slept_for_as_long_as_it_may
         one = roster.actor("other")
         await one.ensure(Plan(image="busybox"), ME)
         await one.sleep(ME)
-        await one.set_upkeep(UpkeepChanges(stop_after=0.05), ME)
+        await set_upkeep(one, UpkeepChanges(stop_after=0.05), ME)
         await wait_for_event(one, "stopped", since=0)
-        assert (await one.info()).cause == "it slept for 0.05 seconds"
+        assert describe(one).cause == "it slept for 0.05 seconds"
         await one.destroy(ME)

@@ -25,6 +25,7 @@ from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.command_bodies import ExecEventBody, ExecRequest, ExecResultBody
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
+from atoll.supervisor import sessions
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_failures import decode
 from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, Allowance, CommandOutput, patience_with
@@ -191,9 +192,9 @@ async def post_session(request: Request) -> Response:
     check_directory(asked.cwd)
     session_id = f"session-{uuid4().hex[:12]}" if asked.id is None else parse_session_id(asked.id)
     call = CreateSession(session_id=session_id, cwd=asked.cwd, env=check_lasting_variables(asked.env))
-    return json_response(await actor_of(request).create_session(call, caller_of(request)), 201)
+    return json_response(await sessions.create_session(actor_of(request), call, caller_of(request)), 201)
 
 
 async def delete_session(request: Request) -> Response:
-    await actor_of(request).delete_session(request.path_params["session_id"], caller_of(request))
+    await sessions.delete_session(actor_of(request), request.path_params["session_id"], caller_of(request))
     return Response(status_code=204)

@@ -23,7 +23,9 @@ from atoll.protocol.sandboxes import (
 )
 from atoll.server.bodies import read_flag, read_json, read_number, wants
 from atoll.server.problems import bad_request, json_response
+from atoll.supervisor import labels, upkeep, variables
 from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.info import describe, describe_with_use
 from atoll.supervisor.plans import make_plan
 from atoll.supervisor.roster import Roster
 
@@ -87,11 +89,11 @@ async def put_sandbox(request: Request) -> Response:
     options = await read_json(request, SandboxOptions)
     actor = actor_of(request)
     is_new = await actor.ensure(make_plan(options), caller_of(request))
-    return json_response(await actor.info(), 201 if is_new else 200)
+    return json_response(describe(actor), 201 if is_new else 200)
 
 
 async def get_sandbox(request: Request) -> Response:
-    return json_response(await actor_of(request).info_with_use())
+    return json_response(await describe_with_use(actor_of(request)))
 
 
 async def delete_sandbox(request: Request) -> Response:
@@ -100,37 +102,37 @@ async def delete_sandbox(request: Request) -> Response:
 
 
 async def put_labels(request: Request) -> Response:
-    labels = await read_json(request, dict[str, str])
+    asked = await read_json(request, dict[str, str])
     actor = actor_of(request)
-    await actor.set_labels(labels, caller_of(request))
-    return json_response(await actor.info())
+    await labels.set_labels(actor, asked, caller_of(request))
+    return json_response(describe(actor))
 
 
 async def patch_env(request: Request) -> Response:
     changes = await read_json(request, dict[str, str | None])
     actor = actor_of(request)
-    await actor.set_env(changes, caller_of(request))
-    return json_response(await actor.info())
+    await variables.set_variables(actor, changes, caller_of(request))
+    return json_response(describe(actor))
 
 
 async def post_sleep(request: Request) -> Response:
     asked = await read_json(request, SleepRequest)
     actor = actor_of(request)
     await actor.sleep(caller_of(request), stop=asked.stop)
-    return json_response(await actor.info())
+    return json_response(describe(actor))
 
 
 async def post_wake(request: Request) -> Response:
     actor = actor_of(request)
     await actor.wake(caller_of(request))
-    return json_response(await actor.info())
+    return json_response(describe(actor))
 
 
 async def patch_sandbox(request: Request) -> Response:
     changes = await read_json(request, UpkeepChanges)
     actor = actor_of(request)
-    await actor.set_upkeep(changes, caller_of(request))
-    return json_response(await actor.info())
+    await upkeep.set_upkeep(actor, changes, caller_of(request))
+    return json_response(describe(actor))
 
 
 async def get_events(request: Request) -> Response:

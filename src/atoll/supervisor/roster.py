@@ -16,6 +16,7 @@ from atoll.protocol.sandboxes import AdoptRequest, LostSandbox, SandboxInfo, San
 from atoll.store.moments import since_boot
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.deadlines import Alarm, Deadlines
+from atoll.supervisor.info import describe, describe_with_use
 from atoll.supervisor.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Roster:
     async def adopt_lost(self, name: str, asked: AdoptRequest, by: Caller) -> SandboxInfo:
         actor = self.actor(asked.id or self._machine.id_of_lost(name))
         await actor.take_back(name, asked.image, by)
-        return await actor.info()
+        return describe(actor)
 
     async def remove_lost(self, name: str) -> None:
         await self._machine.remove_lost(name)
@@ -119,7 +120,7 @@ class Roster:
                 return SandboxList(sandboxes=found, next=found[-1].id)
             with suppress(NotFoundError):  # destroyed while we look
                 actor = self.actor(record.id)
-                found.append(await (actor.info_with_use() if with_use else actor.info()))
+                found.append(await describe_with_use(actor) if with_use else describe(actor))
                 if len(found) % INFOS_PER_TURN == 0:
                     await asyncio.sleep(0)
         return SandboxList(sandboxes=found)

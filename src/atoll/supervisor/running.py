@@ -154,11 +154,11 @@ class Running:
         if self.link:
             self.link.has_ended = True
 
-    async def end_by_itself(self) -> Event:
+    async def end_by_itself(self) -> None:
         """It has ended, and nobody asked for it."""
         self._history.note_if_possible("stopped", cause="its first process was killed", by=KERNEL)
         self._note_end_of_link()
-        return await self.let_go()
+        await self.let_go()
 
     async def let_go(self) -> Event:
         """Of one that has ended."""
