@@ -1,6 +1,6 @@
 # Two commands do everything: `make run` shows a sandbox, `make test` proves it. Both install what is missing.
 
-.PHONY: run test soak check bench seccomp sync clean
+.PHONY: run test soak check bench docs seccomp map sync clean
 
 run: ## make a sandbox and run Python and shell code in it
 	@scripts/setup run
@@ -31,11 +31,19 @@ bench: ## how fast and how small it is, against the kernel's own price and crun
 	@.venv/bin/python benches/exec.py
 	@.venv/bin/python benches/files.py
 
+docs: ## the guides and a reference as a site in build/site; a dead link fails
+	@scripts/setup docs
+	@.venv/bin/properdocs build --strict
+	@echo "docs: build/site/index.html"
+
 seccomp: ## compile the system-call filter again after a change to its policy
 	@scripts/setup test
 	@scripts/build_seccomp.py
 
-sync: ## make the blocking SDK again after a change to the async one
+map: ## make docs/map.md again, after files or the first sentences of their docstrings changed
+	@python3 scripts/build_map.py
+
+sync: map ## make the blocking SDK again after a change to the async one, and the map
 	@scripts/setup test
 	@.venv/bin/python scripts/build_sync_client.py
 

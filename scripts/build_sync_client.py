@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/atoll/client"
 TARGET = ROOT / "src/atoll/client_sync"
 HEADER = "# Generated from src/atoll/client/{name} by scripts/build_sync_client.py: do not edit, run `make sync`.\n"
-PACKAGE = '"""The SDK, blocking. Made from `atoll.client`: edit there, then `make sync`."""\n'
+PACKAGE = '"""The SDK, blocking: made from `client/`, file for file. Edit there, then `make sync`."""\n'
 RUFF = [sys.executable, "-m", "ruff"]
 
 # Copied as they are, under another name.

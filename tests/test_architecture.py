@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md against the tree: its map names every file, and imports go only where its rules allow."""
+"""ARCHITECTURE.md and docs/map.md against the tree: every file is on the map, and imports go where the rules allow."""
 
 from __future__ import annotations
 
@@ -71,33 +71,14 @@ def test_the_lifecycle_neither_waits_nor_acts_nor_looks_at_a_clock() -> None:
     assert not modules & {"asyncio", "selectors", "socket", "sqlite3", "subprocess", "threading"}
 
 
-def mapped_files() -> set[str]:
-    """The files named in the map: a folder on a line, indented names below it."""
-    block = re.search(r"```\nsrc/atoll/\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert block, "ARCHITECTURE.md has no map"
-    found, folder = set(), ""
-    for line in block[1].splitlines():
-        name = line.split()[0] if line.strip() else ""
-        if name.endswith("/"):
-            folder = name
-        elif name:
-            found.add(name if len(line) - len(line.lstrip()) == 2 else f"{folder}{name}")
-    return found
+def test_the_map_is_the_one_made_from_the_docstrings() -> None:
+    subprocess.run([sys.executable, ROOT / "scripts/build_map.py", "--check"], check=True)
 
 
-def test_the_map_names_every_file_and_no_other() -> None:
-    tree = {
-        str(path.relative_to(SOURCE))
-        for path in SOURCE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    silent = {name for name in tree if name.endswith(("__init__.py", "py.typed"))}
-    assert mapped_files() == tree - silent
-
-
-def test_files_the_document_names_exist() -> None:
-    for name in re.findall(r"`((?:src|tests|benches|scripts|examples|docs)/[\w./-]+)`", DOCUMENT):
-        assert (ROOT / name).exists(), name
+def test_files_the_documents_name_exist() -> None:
+    for document in (DOCUMENT, *(path.read_text() for path in sorted((ROOT / "docs/decisions").glob("*.md")))):
+        for name in re.findall(r"`((?:src|tests|benches|scripts|examples|docs)/[\w./-]+)`", document):
+            assert (ROOT / name).exists(), name
 
 
 def test_the_walk_of_one_exec_names_real_functions() -> None:

@@ -24,9 +24,28 @@ class Foreign(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Welcoming(Foreign):
+    """Its answer is the same page to whatever is asked, as a page to log in is."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/html")
+        self.send_header("content-length", str(len(PAGE)))
+        self.end_headers()
+        self.wfile.write(PAGE)
+
+    do_POST = do_PUT = do_DELETE = do_GET
+
+
+PAGE = b"<html>Please log in</html>"
+
+
+@pytest.mark.parametrize(("foreign", "status"), [(Foreign, 404), (Welcoming, 200)])
 @pytest.mark.parametrize("words", [("ls",), ("exec", "a", "true"), ("run", "true"), ("rm", "a"), ("ps", "a")])
-def test_another_web_server_is_not_taken_for_ours(cli: Cli, words: tuple[str, ...]) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Foreign) as other:
+def test_another_web_server_is_not_taken_for_ours(
+    cli: Cli, words: tuple[str, ...], foreign: type[Foreign], status: int
+) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), foreign) as other:
         serving = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
         serving.start()
         url = f"http://127.0.0.1:{other.server_port}"
@@ -35,7 +54,7 @@ def test_another_web_server_is_not_taken_for_ours(cli: Cli, words: tuple[str, ..
         serving.join()
     body = json.loads(ran.stderr)
     assert body["code"] == "SERVER_NOT_REACHABLE"
-    assert "is no Atoll server: 404" in body["message"] and f"127.0.0.1:{other.server_port}" in body["message"]
+    assert f"is no Atoll server: {status}" in body["message"] and f"127.0.0.1:{other.server_port}" in body["message"]
     assert "--url" in body["remedy"]
     assert ran.returncode == (125 if words[0] in ("exec", "run") else 1)
 

@@ -254,6 +254,38 @@ async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(machin
     running.release()
 
 
+async def test_a_pool_that_was_read_only_when_the_nursery_began_is_written_to_afterwards(
+    machine_on: Machine, host_disk: Path
+) -> None:
+    machine, disks = machine_on, host_disk / "state/disks"
+    await machine.engine.stop(await machine.create("room-one", image="busybox", limits={"disk": "100MiB"}))
+    async with machine.engine.at_rest():  # the next to start something makes another nursery
+        pass
+    subprocess.run(["mount", "-o", "remount,ro", disks], check=True)
+    problem = await said_by(machine.start(SandboxId("room-one")))
+    assert problem.code is ErrorCode.POOL_READ_ONLY, problem
+    subprocess.run(["mount", "-o", "remount,rw", disks], check=True)
+    for live in (
+        await machine.start(SandboxId("room-one")),
+        await machine.create("room-two", image="busybox", limits={"disk": "100MiB"}),
+    ):
+        assert (await sh(live, "echo x >/f && cat /f")).stdout == b"x\n"
+        await machine.destroy(live)
+
+
+async def test_while_the_state_is_away_nothing_is_made_where_it_was(machine_on: Machine, host_disk: Path) -> None:
+    machine, database = machine_on, machine_on.database.path
+    ended = await machine.create("room-one", image="busybox", limits={"disk": "100MiB"})
+    await machine.engine.stop(ended)
+    away = database.rename(database.with_name("away"))
+    for attempt in (machine.create("room-two", image="host"), machine.start(ended.id)):
+        problem = await said_by(attempt)
+        assert problem.code is ErrorCode.STATE_DIRECTORY_UNUSABLE and "not there any more" in problem.message, problem
+    assert not list(host_disk.glob("state/images/host/*"))
+    away.rename(database)
+    await machine.destroy(await machine.start(ended.id))
+
+
 async def test_a_full_pool_is_named_with_what_is_left(machine_on: Machine, host_disk: Path) -> None:
     with_image = await machine_on.create("room-first", image="busybox", limits={"disk": "300MiB"})
     filler = fill(host_disk)

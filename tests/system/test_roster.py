@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from math import inf
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import SandboxState, UpkeepChanges
 from atoll.store.timeline import Timeline
@@ -44,6 +48,35 @@ async def test_actors_that_nobody_holds_are_forgotten(machine: Machine) -> None:
     for number in range(MANY_ACTORS):
         roster.actor(f"asked-about-{number}")
     assert asked_about() is None
+
+
+async def test_a_server_that_may_have_too_few_descriptors_for_what_runs_says_how_many(
+    tmp_path: Path, busybox_root: Path
+) -> None:
+    state, runtime = tmp_path / "state", tmp_path / "run"
+    async with Machine(state, runtime) as machine:
+        machine.images.add("busybox", busybox_root)
+        lives = [await machine.create(f"many-{number}", image="busybox") for number in range(3)]
+        for live in lives:
+            live.release()
+        names = [live.id for live in lives]
+    async with Machine(state, runtime) as machine:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 5, limits[1]))
+        try:
+            with pytest.raises(AtollError) as caught:
+                async with Roster(machine, Timeline(machine.database)):
+                    pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert caught.value.code is ErrorCode.TOO_MANY_OPEN_FILES
+        assert "3 sandboxes run" in caught.value.message and "ulimit -n 65536" in caught.value.remedy
+        async with Roster(machine, Timeline(machine.database)) as roster:
+            assert [roster.actor(name).state for name in names] == [SandboxState.RUNNING] * 3
+        for name in names:
+            await machine.remove(name)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -158,3 +159,19 @@ def test_roots_that_no_sandbox_uses_are_forgotten(host: Path, tmp_path: Path) ->
     image.forget({roots[0].state})
     assert [Path(root.overlays[0].layers[0]).is_dir() for root in roots] == [True, False, True]
     assert not abandoned.exists()
+
+
+def test_a_store_without_inodes_is_told_as_one(host: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (host / "etc/alternatives").mkdir(exist_ok=True)
+    for number in range(100):
+        (host / f"etc/alternatives/{number}").symlink_to("/usr/bin/true")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=80", "tmpfs", store], check=True)
+    try:
+        with pytest.raises(AtollError) as caught:
+            build(host, store)
+    finally:
+        subprocess.run(["umount", store], check=True)
+    assert caught.value.code is ErrorCode.NO_SPACE
+    assert "df -i" in caught.value.remedy and str(store) in caught.value.message

@@ -1,4 +1,4 @@
-"""How many descriptors the agent may have, and how many a command.
+"""Limits of open descriptors: the agent's own, and a command's.
 
 Rules:
 1. A command starts with the limits that the agent was started with, whatever the agent has come to need since.

@@ -1,4 +1,4 @@
-"""What a connection and the operation it carries know of each other.
+"""Operations: what a connection and the work it carries know of each other.
 
 A call is answered at once, by a function, or begins an operation: something that takes its time, may stream both ways,
 and is cancelled when its connection closes. Each noun registers its calls with `Calls`.

@@ -1,4 +1,4 @@
-"""Plays an agent's first moments in the nursery, before any sandbox exists.
+"""The rehearsal: an agent's first moments, played in the nursery before any sandbox exists.
 
 Python specialises bytecode as it runs and loads some modules at first use. Done here once, both are shared by all
 sandboxes; done after the fork, each would pay for its own copy of the pages, and the loading would fail.

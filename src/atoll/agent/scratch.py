@@ -1,4 +1,4 @@
-"""Where the agent and its shells meet: a directory each, on a small file system that has no path.
+"""Scratch directories: where the agent and a shell meet, on a small file system that has no path.
 
 No `rm -rf /` finds it, but root inside can reach a shell's directory through that shell's descriptors. So whatever is
 in there may have been put there by anyone: it is opened without following links or waiting, and looked at first.

@@ -1,4 +1,4 @@
-"""Walking a tree of directories that somebody else may change meanwhile.
+"""Descent: a walk through a tree of directories that somebody else may change meanwhile.
 
 Each step is taken from a descriptor of the directory above and follows no link, so that no path is ever looked up
 twice and nothing leads out. One descriptor is open however deep it goes: the way back is "..", and is checked.

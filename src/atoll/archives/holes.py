@@ -1,4 +1,4 @@
-"""Files with holes, read and written without the zeros in them.
+"""Holes: files read and written without the zeros in them.
 
 A map has a bounded number of places. Where a file has more, the smallest holes are sent as the zeros they read as.
 """

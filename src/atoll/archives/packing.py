@@ -1,4 +1,4 @@
-"""A file or a directory as a tar archive, made piece by piece."""
+"""Packing: a file or a directory as a tar archive, made piece by piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory removed with all that is in it. No link is followed, and no depth is too much."""
+"""Removal: a directory taken away with all that is in it. No link is followed, and no depth is too much."""
 
 from __future__ import annotations
 

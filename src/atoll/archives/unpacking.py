@@ -1,4 +1,4 @@
-"""A tar archive turned into files below a directory, and nowhere else, whoever made the archive.
+"""Unpacking: an archive turned into files below a directory, and nowhere else, whoever made the archive.
 
 Rules:
 1. Every step of a name is taken from a descriptor of the directory above and follows no link. A name with a link on

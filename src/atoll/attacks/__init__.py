@@ -1,1 +1,1 @@
-"""Attacks on the sandbox as data: what hostile code tries from inside, and what should stop it."""
+"""Attacks as data: what hostile code tries from inside, and what should stop it."""

@@ -1,4 +1,4 @@
-"""Every attack there is."""
+"""The catalog: every attack there is."""
 
 from __future__ import annotations
 

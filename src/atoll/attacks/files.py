@@ -1,4 +1,4 @@
-"""Files of the host, devices, and what of /proc and /sys is hidden or read-only."""
+"""Files of the host, devices, and the hidden and read-only parts of /proc and /sys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attack is. A record says everything that is needed to run it and to judge how it went.
+"""An attack as a record: everything that is needed to run it and to judge how it went.
 
 A payload is Python, run by the image's python3, as root, with nothing but the standard library. It prints one verdict:
 a line that begins with BREACH if it got through, or with HELD if it did not. Without either it is broken, and proves

@@ -1,4 +1,4 @@
-"""More than one's share of processes, memory, cpu and disk, and of the agent's attention.
+"""Resources: more than one's share of processes, memory, cpu and disk, and of the agent's attention.
 
 Each payload stops by itself a little beyond the limit it attacks.
 """

@@ -1,4 +1,4 @@
-"""Being told to end: Ctrl-C, SIGTERM, or a terminal that was closed.
+"""The end from outside: Ctrl-C, SIGTERM, or a terminal that was closed.
 
 The first such signal raises SystemExit wherever we are, so that what was made is removed on the way out. The next ones
 are not heard, so that nobody impatient keeps us from it; nothing on that way waits for ever.

@@ -1,4 +1,4 @@
-"""What verbs have in common: which server, which sandbox, in which form; and the completion of ids."""
+"""Options that verbs share: which server, which sandbox, in which form; and the completion of ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person waits for, said on their terminal when it takes longer than a moment."""
+"""Preparations, told on a person's terminal when they take longer than a moment."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ logger = logging.getLogger("atoll.server")
 )
 @click.option(
     "--runtime-dir",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     envvar="ATOLL_RUNTIME_DIR",
     show_default=f"{DEFAULT_RUNTIME}; for another state directory one of its own",
     show_envvar=True,

@@ -1,4 +1,4 @@
-"""Everything the SDK waits for, in the calling thread.
+"""Waiting, in the calling thread.
 
 The twin of `waiting.py`, written by hand; `scripts/build_sync_client.py` copies it to `client_sync/waiting.py`.
 """

@@ -1,4 +1,4 @@
-"""Running commands: to their end, or event by event."""
+"""Commands: run to their end, or event by event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is under way, and there once: a stream, a view, an open file."""
+"""Exclusive things: a stream, a view, an open file, each used by one at a time."""
 
 from __future__ import annotations
 

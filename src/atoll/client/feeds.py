@@ -1,4 +1,4 @@
-"""What streams of events have in common: items as they come, from a source that is let go of with them."""
+"""Feeds of events: items as they come, from a source that is let go of with them."""
 
 from __future__ import annotations
 

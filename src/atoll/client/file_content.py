@@ -1,4 +1,4 @@
-"""What users give to be written to a file, whatever it is, in pieces of bytes."""
+"""File content as users give it, whatever it is, in pieces of bytes."""
 
 from __future__ import annotations
 

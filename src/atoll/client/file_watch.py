@@ -1,4 +1,4 @@
-"""What changes in a directory, as it changes."""
+"""A file watch: changes in a directory, as they happen."""
 
 from __future__ import annotations
 

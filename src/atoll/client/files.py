@@ -149,10 +149,12 @@ class AsyncFiles:
         return to_content(stream.info.name, b"".join(pieces), wanted)
 
     def read_file_stream(self, path: Path, *, offset: int = 0, length: int | None = None) -> AsyncFileStream:
-        """A file's bytes, piece by piece, of any size. Leaving the loop ends the reading.
+        """A file's bytes, piece by piece, of any size.
 
-        async for chunk in sandbox.read_file_stream("/var/log/big.log"):
-            digest.update(chunk)
+            async for chunk in sandbox.read_file_stream("/var/log/big.log"):
+                digest.update(chunk)
+
+        Leaving the loop ends the reading.
         """
         call = ReadFile(
             path=to_raw_path(path),

@@ -105,10 +105,12 @@ class SandboxArguments(TypedDict, total=False):
 
 
 def temporary_async_sandbox(id: str | None = None, **options: Unpack[SandboxArguments]) -> AsyncSandbox:
-    """A sandbox for the length of a block, which destroys it. Takes the options of `get_async_sandbox`.
+    """A sandbox for the length of a block, which destroys it.
 
-    async with temporary_async_sandbox() as sandbox:
-        print(await sandbox.exec("echo hello"))
+        async with temporary_async_sandbox() as sandbox:
+            print(await sandbox.exec("echo hello"))
+
+    It takes the options of `get_async_sandbox`.
     """
     sandbox = get_async_sandbox(f"temporary-{secrets.token_hex(5)}" if id is None else id, **options)
     sandbox.is_temporary = True

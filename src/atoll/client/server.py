@@ -36,6 +36,7 @@ from atoll.protocol.terminals import CloseTerminal, CreateTerminal, ListTerminal
 
 MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
+NO_CONTENT = 204
 UNREACHABLE = (502, 503, 504)  # said by a proxy in front of a server that is not there
 DENIED = (401, 403)
 ANSWER_GRACE = 30.0  # for an agent to say something, on top of a command's own timeout
@@ -98,7 +99,10 @@ class Server:
 
     async def tell(self, method: str, path: str, *, headers: str = "") -> None:
         """A request whose answer says nothing."""
-        await (await self._request(method, path, None, headers)).read()
+        response = await self._request(method, path, None, headers)
+        if response.status != NO_CONTENT:
+            raise await self._not_ours(response)
+        await response.read()
 
     async def call(
         self,
@@ -130,12 +134,12 @@ class Server:
         return CallInput(self, upload)
 
     async def frames(self, response: Response, patience: float | None = None) -> Frames:
-        await self._raise_for_status(response)
+        await self._raise_for_status(response, FRAMES)
         return Frames(self, response, patience)
 
     async def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
         response = await self.transport.request("GET", self._prefix + path, accept=accept, opening=opening)
-        await self._raise_for_status(response)
+        await self._raise_for_status(response, accept)
         return response
 
     def _patience_with(self, call: Call) -> float | None:
@@ -159,8 +163,11 @@ class Server:
         await self._raise_for_status(response)
         return response
 
-    async def _raise_for_status(self, response: Response) -> None:
+    async def _raise_for_status(self, response: Response, wanted: str = "") -> None:
+        """Also if it is no answer of the type that is wanted, which only another program gives."""
         if response.status < 300:
+            if not response.content_type.startswith(wanted):
+                raise await self._not_ours(response)
             return
         body = await response.read(MAX_ERROR)
         try:
@@ -180,6 +187,13 @@ class Server:
         if status in DENIED:
             return error(ErrorCode.INVALID_API_KEY, shown, remedy="Check api_key= or ATOLL_API_KEY.")
         return self._no_atoll(status, body)
+
+    async def _not_ours(self, response: Response) -> AtollError:
+        """For what is no answer to what was asked. It may have no end, so only its beginning is read."""
+        try:
+            return self._no_atoll(response.status, await response.next_chunk())
+        finally:
+            response.close()
 
     def _no_atoll(self, status: int, body: bytes) -> AtollError:
         """Nothing was asked of Atoll, so nothing has happened there."""

@@ -232,6 +232,7 @@ class Response:
 
     def __init__(self, transport: Transport, stream: Stream) -> None:
         self.status = 0
+        self.content_type = ""
         self.may_keep_connection = True
         self._transport = transport
         self._stream = stream
@@ -241,7 +242,7 @@ class Response:
     async def read_head(self) -> None:
         while not self._answer.has_head:
             await self._receive()
-        self.status = self._answer.status
+        self.status, self.content_type = self._answer.status, self._answer.content_type
 
     async def next_chunk(self, patience: float | None = None) -> bytes:
         """Some of the body as it comes, b"" at its end; SilenceError if nothing comes for `patience` seconds."""
@@ -350,6 +351,7 @@ class Answer:
 
     def __init__(self) -> None:
         self.status = 0
+        self.content_type = ""
         self.body: list[bytes] = []
         self.has_head = False
         self.is_complete = False
@@ -375,6 +377,10 @@ class Answer:
     def on_message_begin(self) -> None:
         if self.is_complete:
             raise ValueError("more than one answer came")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self.content_type = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         assert self._parser

@@ -1,4 +1,4 @@
-"""Everything the SDK waits for, on the running event loop.
+"""Waiting, on the running event loop.
 
 Only this file knows asyncio. Its blocking twin, `blocking_waiting.py`, has the same functions for threads; the rest
 of the SDK is written once. A socket is with the loop only while it is waited for, so a connection that is kept for

@@ -1,1 +1,1 @@
-"""The SDK, blocking. Made from `atoll.client`: edit there, then `make sync`."""
+"""The SDK, blocking: made from `client/`, file for file. Edit there, then `make sync`."""

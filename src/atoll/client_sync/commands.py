@@ -1,5 +1,5 @@
 # Generated from src/atoll/client/commands.py by scripts/build_sync_client.py: do not edit, run `make sync`.
-"""Running commands: to their end, or event by event."""
+"""Commands: run to their end, or event by event."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Generated from src/atoll/client/exclusive.py by scripts/build_sync_client.py: do not edit, run `make sync`.
-"""What is under way, and there once: a stream, a view, an open file."""
+"""Exclusive things: a stream, a view, an open file, each used by one at a time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Generated from src/atoll/client/feeds.py by scripts/build_sync_client.py: do not edit, run `make sync`.
-"""What streams of events have in common: items as they come, from a source that is let go of with them."""
+"""Feeds of events: items as they come, from a source that is let go of with them."""
 
 from __future__ import annotations
 

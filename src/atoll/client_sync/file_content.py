@@ -1,5 +1,5 @@
 # Generated from src/atoll/client/file_content.py by scripts/build_sync_client.py: do not edit, run `make sync`.
-"""What users give to be written to a file, whatever it is, in pieces of bytes."""
+"""File content as users give it, whatever it is, in pieces of bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Generated from src/atoll/client/file_watch.py by scripts/build_sync_client.py: do not edit, run `make sync`.
-"""What changes in a directory, as it changes."""
+"""A file watch: changes in a directory, as they happen."""
 
 from __future__ import annotations
 

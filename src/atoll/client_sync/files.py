@@ -150,10 +150,12 @@ class Files:
         return to_content(stream.info.name, b"".join(pieces), wanted)
 
     def read_file_stream(self, path: Path, *, offset: int = 0, length: int | None = None) -> FileStream:
-        """A file's bytes, piece by piece, of any size. Leaving the loop ends the reading.
+        """A file's bytes, piece by piece, of any size.
 
-        for chunk in sandbox.read_file_stream("/var/log/big.log"):
-            digest.update(chunk)
+            for chunk in sandbox.read_file_stream("/var/log/big.log"):
+                digest.update(chunk)
+
+        Leaving the loop ends the reading.
         """
         call = ReadFile(
             path=to_raw_path(path),

@@ -106,10 +106,12 @@ class SandboxArguments(TypedDict, total=False):
 
 
 def temporary_sandbox(id: str | None = None, **options: Unpack[SandboxArguments]) -> Sandbox:
-    """A sandbox for the length of a block, which destroys it. Takes the options of `get_sandbox`.
+    """A sandbox for the length of a block, which destroys it.
 
-    with temporary_sandbox() as sandbox:
-        print(sandbox.exec("echo hello"))
+        with temporary_sandbox() as sandbox:
+            print(sandbox.exec("echo hello"))
+
+    It takes the options of `get_sandbox`.
     """
     sandbox = get_sandbox(f"temporary-{secrets.token_hex(5)}" if id is None else id, **options)
     sandbox.is_temporary = True

@@ -37,6 +37,7 @@ from atoll.protocol.terminals import CloseTerminal, CreateTerminal, ListTerminal
 
 MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
+NO_CONTENT = 204
 UNREACHABLE = (502, 503, 504)  # said by a proxy in front of a server that is not there
 DENIED = (401, 403)
 ANSWER_GRACE = 30.0  # for an agent to say something, on top of a command's own timeout
@@ -99,7 +100,10 @@ class Server:
 
     def tell(self, method: str, path: str, *, headers: str = "") -> None:
         """A request whose answer says nothing."""
-        (self._request(method, path, None, headers)).read()
+        response = self._request(method, path, None, headers)
+        if response.status != NO_CONTENT:
+            raise self._not_ours(response)
+        response.read()
 
     def call(
         self,
@@ -131,12 +135,12 @@ class Server:
         return CallInput(self, upload)
 
     def frames(self, response: Response, patience: float | None = None) -> Frames:
-        self._raise_for_status(response)
+        self._raise_for_status(response, FRAMES)
         return Frames(self, response, patience)
 
     def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
         response = self.transport.request("GET", self._prefix + path, accept=accept, opening=opening)
-        self._raise_for_status(response)
+        self._raise_for_status(response, accept)
         return response
 
     def _patience_with(self, call: Call) -> float | None:
@@ -156,8 +160,11 @@ class Server:
         self._raise_for_status(response)
         return response
 
-    def _raise_for_status(self, response: Response) -> None:
+    def _raise_for_status(self, response: Response, wanted: str = "") -> None:
+        """Also if it is no answer of the type that is wanted, which only another program gives."""
         if response.status < 300:
+            if not response.content_type.startswith(wanted):
+                raise self._not_ours(response)
             return
         body = response.read(MAX_ERROR)
         try:
@@ -177,6 +184,13 @@ class Server:
         if status in DENIED:
             return error(ErrorCode.INVALID_API_KEY, shown, remedy="Check api_key= or ATOLL_API_KEY.")
         return self._no_atoll(status, body)
+
+    def _not_ours(self, response: Response) -> AtollError:
+        """For what is no answer to what was asked. It may have no end, so only its beginning is read."""
+        try:
+            return self._no_atoll(response.status, response.next_chunk())
+        finally:
+            response.close()
 
     def _no_atoll(self, status: int, body: bytes) -> AtollError:
         """Nothing was asked of Atoll, so nothing has happened there."""

@@ -1,5 +1,5 @@
 # Generated from src/atoll/client/blocking_waiting.py by scripts/build_sync_client.py: do not edit, run `make sync`.
-"""Everything the SDK waits for, in the calling thread.
+"""Waiting, in the calling thread.
 
 The twin of `waiting.py`, written by hand; `scripts/build_sync_client.py` copies it to `client_sync/waiting.py`.
 """

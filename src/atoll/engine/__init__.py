@@ -1,1 +1,1 @@
-"""How sandboxes are made and ended. `base` is the protocol; each engine is a folder."""
+"""Engines: how sandboxes are made and ended. `base` is the protocol; each engine is a folder."""

@@ -1,4 +1,4 @@
-"""What every engine can do. Nothing above `engine/` knows which one is there."""
+"""The protocol of every engine. Nothing above `engine/` knows which one is there."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a sandbox's root is made of, by name."""
+"""Images: what a sandbox's root is made of, by name."""

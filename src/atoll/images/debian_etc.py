@@ -1,4 +1,4 @@
-"""Which of the host's /etc may be shown to strangers.
+"""The part of the host's /etc that may be shown to strangers.
 
 A file that a package shipped, byte for byte, is public: anyone can download it. dpkg keeps the digest of each, so
 that is checked rather than assumed. A file its operator changed may hold anything, and stays out. A short list of

@@ -1,4 +1,4 @@
-"""Whether this machine's own system can be an image."""
+"""Examination of this machine's own system: whether it can be an image."""
 
 from __future__ import annotations
 

@@ -7,9 +7,11 @@ libraries or accounts change; a sandbox keeps the one it was made on.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -23,7 +25,7 @@ import msgspec
 from atoll.images import debian_etc
 from atoll.images.names import HOST
 from atoll.images.skeleton import plain_umask, write_skeleton
-from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.rootfs import Overlay, Rootfs
 from atoll.telemetry.preparations import preparing
 
@@ -177,6 +179,8 @@ class HostImage:
             raise
 
     def _not_built(self, cause: OSError) -> AtollError:
+        if (number := _number(cause)) in (errno.ENOSPC, errno.EDQUOT):
+            return cannot_write(str(self._store), OSError(number, os.strerror(number)))
         return error(
             ErrorCode.HOST_IMAGE_NOT_POSSIBLE,
             f"the host image could not be built: {_reason(cause)}",
@@ -212,6 +216,13 @@ def _reason(cause: OSError) -> str:
     if isinstance(cause, shutil.Error) and cause.args and isinstance(cause.args[0], list):
         return str(cause.args[0][0][-1])
     return str(cause)
+
+
+def _number(cause: OSError) -> int | None:
+    """The errno; of many files that could not be copied, of which only texts are left, of the first."""
+    if cause.errno is None and (found := re.match(r"\[Errno (\d+)\]", _reason(cause))):
+        return int(found[1])
+    return cause.errno
 
 
 def package_manager(host: Path) -> int | None:

@@ -1,1 +1,1 @@
-"""What the parts of Atoll say to each other: messages, errors, names. Values only, no I/O."""
+"""The protocol between the parts of Atoll: messages, errors, names. Values only, no I/O."""

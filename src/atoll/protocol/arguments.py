@@ -1,4 +1,4 @@
-"""What users give as arguments: the same, or a typed error that names the argument, its value and what to give."""
+"""Arguments of users: each checked, or a typed error that names it, its value and what to give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a file: text or not, and of which MIME type, by its name and its first bytes. Values, no I/O."""
+"""Content types: whether a file is text, and its MIME type, by its name and its first bytes. Values, no I/O."""
 
 from __future__ import annotations
 

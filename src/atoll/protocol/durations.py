@@ -1,4 +1,4 @@
-"""Times: spans as users write them, seconds or "30s", "5m", "1h", and as they read them; moments as they travel."""
+"""Durations and moments: spans as users write and read them, moments as they travel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment variables: what the kernel takes as one."""
+"""Environment variables, as the kernel takes them."""
 
 from __future__ import annotations
 

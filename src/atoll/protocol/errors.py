@@ -1,4 +1,4 @@
-"""One root for every error a user can meet, with branches by who must act.
+"""Errors: one root for every one a user can meet, with branches by who must act.
 
 Each error has a stable `code`, a message with the value that failed, a `context` for programs and a
 `remedy` for people. Where Python has a built-in for the situation, the class is that built-in too; one that is an

@@ -1,4 +1,4 @@
-"""Files with holes: a map says where the bytes are that travel, and the rest is zeros that nobody sends or writes."""
+"""Maps of files with holes: where the bytes are that travel, so that nobody sends or writes zeros."""
 
 from __future__ import annotations
 

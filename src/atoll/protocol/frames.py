@@ -1,4 +1,4 @@
-"""The frames that carry everything between the host and an agent.
+"""Frames: everything between the host and an agent travels in them.
 
     length of payload (4 bytes, big-endian) | kind (1 byte) | payload
 

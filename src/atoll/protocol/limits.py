@@ -1,4 +1,4 @@
-"""How much of the machine one sandbox may use."""
+"""Limits: how much of the machine one sandbox may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that travels inside CALL, DONE and FAILED frames, in MessagePack; what it is stands with its noun."""
+"""Messages inside CALL, DONE and FAILED frames, in MessagePack."""
 
 from __future__ import annotations
 

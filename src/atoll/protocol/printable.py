@@ -1,4 +1,4 @@
-"""Text as it may be shown: whoever chose it, it moves no cursor, changes no colour, and looks like what it is.
+"""Printable text: whoever chose it, it moves no cursor, changes no colour, and looks like what it is.
 
 Escaped are control characters (C0, DEL, C1), what turns the direction of text, separators of lines and paragraphs, lone
 surrogates, spaces that are none, and what is not seen at all. Output of commands and content of files is passed on as

@@ -1,4 +1,4 @@
-"""What an agent may say of itself: numbers, texts and lists within the bounds that an honest one keeps.
+"""Bounds of what an agent may say of itself: numbers, texts and lists as an honest one keeps them.
 
 Whoever decodes an answer checks all of it, the server for its JSON and the SDK for its users: the bounds are part of
 the types, and the decoders of this package know them. `SaidId` and `Moment` are with their kind.

@@ -1,4 +1,4 @@
-"""What the server and its clients say about a sandbox as a whole."""
+"""Sandboxes as a whole: what the server and its clients say about one."""
 
 from __future__ import annotations
 

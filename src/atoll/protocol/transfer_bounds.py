@@ -1,4 +1,4 @@
-"""How much a download may bring: bytes, entries, depth. Counted where it is packed, and once more where it arrives."""
+"""Bounds of a download: bytes, entries, depth. Counted where it is packed, and once more where it arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may come in.
+"""Authentication: who may come in.
 
 1. Over the Unix socket: whoever may open it, which is root (its directory is private).
 2. Over TCP: whoever has an API key, always. A page in somebody's browser has none, but could get at a server on the

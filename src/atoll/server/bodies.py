@@ -1,4 +1,4 @@
-"""What a request may hold, taken apart with care: sizes are bounded before anything is kept, types are checked."""
+"""Bodies of requests: sizes bounded before anything is kept, types checked."""
 
 from __future__ import annotations
 

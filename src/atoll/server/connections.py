@@ -1,4 +1,4 @@
-"""A client's connection, where Uvicorn's own is not enough.
+"""Connections of clients, where Uvicorn's own are not enough.
 
 Rules:
 1. Until a request has been let in, its client is anybody. It may make us keep MAX_HEAD bytes, for HEAD_SECONDS.

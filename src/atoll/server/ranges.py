@@ -1,4 +1,4 @@
-"""Which part of a file a request asks for: the Range header of RFC 9110, for one range of bytes."""
+"""The Range header of RFC 9110: which part of a file a request asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Passes a call on to the agent of a sandbox, and its answer back. Of the call only its session is looked at.
+"""The relay: passes a call on to the agent of a sandbox, and its answer back.
+
+Of the call only its session is looked at.
 
 Rules:
 1. The agent is read only as fast as the client reads, and the client as fast as the command.

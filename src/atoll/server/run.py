@@ -1,4 +1,4 @@
-"""A server's life: open the state directory, listen, serve, and end when told to, or when nobody needs it any more."""
+"""A server's life: open the state directory, listen, serve, end when told to or when nobody needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server this is."""
+"""Facts of the server itself: which one this is."""
 
 from __future__ import annotations
 

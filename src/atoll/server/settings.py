@@ -1,4 +1,4 @@
-"""How a server is run."""
+"""Settings of a server."""
 
 from __future__ import annotations
 

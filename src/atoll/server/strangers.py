@@ -1,4 +1,4 @@
-"""Connections over TCP whose client has not sent a whole head yet: anybody can make them, so they keep nobody out.
+"""Strangers: connections over TCP without a whole head yet, which anybody can make and which keep nobody out.
 
 1. An address keeps MAX_PER_ADDRESS of them; the oldest make room for the next, unless they have only just come, as when
    many clients of one machine begin at once. Of IPv6 a whole /64 is one address: whoever has a part of it has it all.

@@ -1,1 +1,1 @@
-"""Where sandboxes keep what they write."""
+"""Storage: where sandboxes keep what they write."""

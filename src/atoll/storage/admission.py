@@ -1,4 +1,4 @@
-"""Who gets a disk, and how far it may grow: decided from what is in use, not from what was promised.
+"""Admission: who gets a disk and how far it may grow, decided from what is in use, not from what was promised.
 
 Few sandboxes use what they may. So a new one is let in when, after everything in use, the pool still has a reserve for
 each: `per_disk` bytes, which nobody else can take. What is beyond the reserves is for whoever writes first; one that

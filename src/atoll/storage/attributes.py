@@ -1,4 +1,4 @@
-"""What a disk carries about itself: attributes of its top directory, which sandboxes neither see nor change.
+"""Attributes that a disk carries about itself, which its sandbox neither sees nor changes.
 
 An attribute is committed with the directory it is on, where a file's content comes later, when somebody asks for it or
 the kernel finds the time. So what is written here waits for no disk, and is on the platter as soon as anything that was

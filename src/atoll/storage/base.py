@@ -1,4 +1,4 @@
-"""What every place for disks can do."""
+"""The protocol of every place for disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The few btrfs calls that storage needs, straight to the kernel: the btrfs program takes 5 ms where these take 0.1."""
+"""The btrfs calls that storage needs, straight to the kernel: the btrfs program takes 5 ms where these take 0.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One plain directory per sandbox, where there is nothing better: only the file system's own size limits it."""
+"""Disks as plain directories, where there is nothing better: only the file system's own size limits them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which disks were removed, the latest of them: on the directory of disks, and so committed with their removal.
+"""Epitaphs: which disks were removed, kept where they were and so committed with their removal.
 
 After a power failure a disk may be gone and its record still there, which would be half a removal. This says that it
 was one. Of each there are a few bytes, made of what its sandbox is known by.

@@ -1,4 +1,4 @@
-"""What storage needs of a machine, found out by trying: a place for state, a pool in a file, quotas that hold."""
+"""Examination of a machine for storage, by trying: a place for state, a pool in a file, quotas that hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to tell when a pool refuses something, with what there is of room, so that its operator knows where to look."""
+"""Failures of a pool, told with what there is of room, so that its operator knows where to look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large the pool should be, decided from what is there; nothing here touches a disk.
+"""Growth of a pool: how large it should be, decided from what is there; nothing here touches a disk.
 
 `free` is ahead of every writer by `ahead` bytes, and by more where a burst has been seen. What the host needs for
 itself it keeps. What lies idle for long goes back to it.

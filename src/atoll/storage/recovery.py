@@ -1,4 +1,4 @@
-"""When a pool that the kernel gave up is mounted anew: decided from what is there; nothing here touches a disk."""
+"""Recovery, decided: when a pool that the kernel gave up is mounted anew; nothing here touches a disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first thing a btrfs says about itself, read without mounting it: enough to tell a pool from a wreck."""
+"""The superblock of a btrfs, read without mounting it: enough to tell a pool from a wreck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database of a state directory: SQLite with a write-ahead log, and how its tables came to be.
+"""SQLite with a write-ahead log, and how the tables came to be.
 
 What is committed survives the kill of any of our processes. After a power failure the last moments may be missing, as
 they are from the sandboxes' own files; what is there is whole.
@@ -117,6 +117,11 @@ class Database(sqlite3.Connection):
             return super().cursor(Rows).execute(sql, parameters)
         except sqlite3.Error as cause:
             raise self.unusable(cause) from cause
+
+    def check_in_place(self) -> None:
+        """Raise if the file was taken away. SQLite does not mind: it has the file open."""
+        if _identity(self.path) != self._file:
+            raise _gone(self.path, "no such file")
 
     def unusable(self, cause: Exception) -> AtollError:
         """Whatever SQLite calls it: a file that is not the one that was opened is not damaged."""

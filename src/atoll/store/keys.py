@@ -1,4 +1,7 @@
-"""API keys. Only a digest is kept: a key is 256 random bits, so there is nothing to guess and no need for salt."""
+"""API keys, of which only a digest is kept.
+
+A key is 256 random bits, so there is nothing to guess and no need for salt.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What happened to each sandbox, the latest MAX_EVENTS of it. The next sandbox of an id begins anew, and its numbers
-go on: who gives the last that it saw misses nothing.
+"""Timelines: what happened to each sandbox, the latest MAX_EVENTS of it.
+
+The next sandbox of an id begins anew, and its numbers go on: who gives the last that it saw misses nothing.
 
 The last change of state is kept however much happened since: it says why a sandbox is in the state it is in.
 Of those that were destroyed, the latest MAX_RETIRED are remembered.

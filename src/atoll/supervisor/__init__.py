@@ -1,1 +1,1 @@
-"""What keeps sandboxes: it joins images, storage and an engine, and talks to the agents inside."""
+"""The supervisor: joins images, storage and an engine, keeps sandboxes, talks to the agents inside."""

@@ -1,4 +1,4 @@
-"""The one owner of a sandbox: everything that changes it goes through here, one change at a time.
+"""The actor: the one owner of a sandbox, through which everything goes that changes it, one change at a time.
 
 It keeps a lifecycle, tells it what happens, and has done what that says.
 

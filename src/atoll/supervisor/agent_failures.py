@@ -1,4 +1,4 @@
-"""What can go wrong with an agent, for those who called it.
+"""Failures of agents, for those who called one.
 
 Nothing that comes from inside is believed beyond what an agent has to say.
 """

@@ -1,4 +1,4 @@
-"""When each sandbox is to be looked at next: one heap for all of them, and one alarm for the first.
+"""Deadlines: when each sandbox is to be looked at next; one heap for all of them, and one alarm for the first.
 
 A look that turns out to be early costs little, and decides when the next one is. So nothing is moved when a deadline
 comes to be later, as it does with every use; it is moved when it comes to be earlier. Whoever has none costs nothing.

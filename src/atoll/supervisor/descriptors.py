@@ -1,4 +1,4 @@
-"""How many descriptors the server may use, and for what the last of them are.
+"""Descriptors of the server: how many it may use, and what the last of them are for.
 
 Rules:
 1. What is kept, an agent's connection, a sandbox's pidfd, a client, takes none of the reserve; a client on the Unix
@@ -35,6 +35,22 @@ def has_room() -> bool:
         return False
     os.close(fd)
     return not is_reserved(fd + 2)  # a sandbox comes with two
+
+
+def check_room_for(sandboxes: int) -> None:
+    """Raise if there is none to go on with so many that run, each of which takes one, and keep the reserve."""
+    with open(os.devnull, "rb") as lowest:  # noqa: PTH123 (what it has is the lowest number that is free)
+        needed = lowest.fileno() + sandboxes
+    if is_reserved(needed):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise error(
+            ErrorCode.TOO_MANY_OPEN_FILES,
+            f"{sandboxes} sandboxes run, for which a server needs {needed + RESERVED + 1} open files, and this one may "
+            f"have {limit}",
+            remedy="They run on. Raise the limit: `ulimit -n 65536`, or LimitNOFILE=65536 in the unit of a service.",
+            sandboxes=sandboxes,
+            limit=limit,
+        )
 
 
 def no_room() -> AtollError:

@@ -1,4 +1,4 @@
-"""The gate in front of the disks: passed by whatever makes, starts or removes a sandbox, closed while they are away.
+"""The gate in front of the disks: passed by whoever makes, starts or removes a sandbox, closed while they are away.
 
 Who finds it closed is told why at once, and does not wait: a recovery may take as long as its cause lasts.
 """

@@ -1,4 +1,4 @@
-"""What happened to one sandbox: noted on the timeline, and told to whoever follows it."""
+"""The history of one sandbox: noted on the timeline, and told to whoever follows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything of one state directory put together: images, disks and an engine make sandboxes.
+"""The machine of one state directory: images, disks and an engine put together.
 
 state/     lock  atoll.db  images/  pool.btrfs  disks/ID/  lost   survives a reboot
 runtime/   agents/*.sock  nursery.log                            does not
@@ -226,6 +226,7 @@ class Machine:
 
     async def make(self, name: SandboxId, plan: Plan) -> LiveSandbox:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
+        self.database.check_in_place()
         limits = plan.limits_where(self.storage.largest_disk)
         with self._using_disks():  # said first: an id may be taken by a removal that waits for the same
             if self._records.is_taken(name):
@@ -267,6 +268,7 @@ class Machine:
 
     async def start(self, sandbox_id: SandboxId) -> LiveSandbox:
         """Start one that has ended, on its own disk and on the image it was made on."""
+        self.database.check_in_place()
         with self._using_disks():
             return await self._start(self.record(sandbox_id))
 

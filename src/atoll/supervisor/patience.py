@@ -1,4 +1,4 @@
-"""How long an agent is waited for."""
+"""Patience: how long an agent is waited for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How a sandbox is to be made, and how it is treated from then on: what its user asked for, checked once.
+"""Plans: how a sandbox is to be made, and treated from then on; what its user asked for, checked once.
 
-A plan is made where a request comes in. From there on it is passed down as it is, and nobody looks at it again.
+One is made where a request comes in. From there on it is passed down as it is, and nobody looks at it again.
 """
 
 from __future__ import annotations

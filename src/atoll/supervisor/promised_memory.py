@@ -1,4 +1,4 @@
-"""The memory that running sandboxes are promised, in sum: more than the machine has, since few use what they may.
+"""Promised memory: the sum over running sandboxes, more than the machine has, since few use what they may.
 
 A sandbox that is frozen counts, as its memory is kept. One that is stopped does not, and is asked about again when it
 starts.

@@ -1,4 +1,4 @@
-"""What an earlier machine left in the state directory, set right when the next one opens it.
+"""Reconciliation: what an earlier machine left in the state directory, set right when the next one opens it.
 
 Rules:
 1. A sandbox that was reported as created keeps its disk, whatever else is found of it: running, ended or damaged.

@@ -1,4 +1,4 @@
-"""Records as files, one each, which is how they were kept before there was a table: taken over into it, once.
+"""Records as files, as earlier versions kept them: taken over into the table, once.
 
 Rules:
 1. The rows are committed, and whole on the disk, before the directory is touched. A kill until then leaves the files to

@@ -1,4 +1,4 @@
-"""What is kept of each sandbox: a row of the table `sandboxes`, whose stage says how far it is.
+"""Records of sandboxes: rows of a table, whose stage says how far each one is.
 
     making      made, but its creation was not reported: whoever finds it undoes it
     created     reported as created: nothing but a request removes it, or its disk

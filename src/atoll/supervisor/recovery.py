@@ -1,4 +1,4 @@
-"""Disks that take nothing more, made to take what is written again while the server runs.
+"""Recovery: disks that take nothing more are made to take what is written while the server runs.
 
 The storage sees that (`Storage.problem`) and mounts them anew; whatever runs on them has to end for it, as it does when
 the machine is switched off. What was synced is there afterwards, and the next operation starts its sandbox on it.

@@ -1,4 +1,4 @@
-"""All sandboxes of a server, each with its actor."""
+"""The roster: all sandboxes of a server, each with its actor."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from atoll.protocol.sandboxes import AdoptRequest, LostSandbox, SandboxInfo, San
 from atoll.store.moments import since_boot
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.deadlines import Alarm, Deadlines
+from atoll.supervisor.descriptors import check_room_for
 from atoll.supervisor.info import describe, describe_with_use
 from atoll.supervisor.recovery import Recovery
 
@@ -45,6 +46,7 @@ class Roster:
 
     async def __aenter__(self) -> Roster:
         """Go on with what an earlier server left running."""
+        check_room_for(len(self._machine.findings.running))
         for record in self._machine.records():
             await self.actor(record.id).adopt()
         self._timeline.retire_all_but(self._machine.is_on_record)

@@ -1,4 +1,4 @@
-"""What runs of a sandbox: its processes, the connections to its agent, and who watches for its end.
+"""The part of a sandbox that runs: its processes, the connections to its agent, and who watches for its end.
 
 It does what a lifecycle tells it to, and nothing besides. Its owner sees to it that this is one thing at a time.
 """

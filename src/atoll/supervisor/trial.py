@@ -1,4 +1,4 @@
-"""The last question to a machine: a sandbox is made, in a state directory of its own, and `true` run in it."""
+"""The trial: a sandbox made in a state directory of its own, and `true` run in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is on the server's event loop, so that no sandbox keeps it from the others.
+"""Turns on the server's event loop, so that no sandbox keeps it from the others.
 
 Rules:
 1. In one round of the loop all operations of a sandbox together may take TURN_SECONDS. It is looked at between frames,

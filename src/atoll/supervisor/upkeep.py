@@ -1,4 +1,4 @@
-"""When a sandbox is put to sleep and stopped, as its users change it."""
+"""Upkeep of a sandbox: when it is put to sleep and stopped, as its users change it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What Atoll tells its operator."""
+"""Telemetry: what Atoll tells its operator."""

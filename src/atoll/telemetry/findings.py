@@ -1,4 +1,4 @@
-"""What is found out about a machine: one finding per question, and for what is wrong, what to do about it.
+"""Findings about a machine: one per question, and for what is wrong, what to do about it.
 
 Each part asks what it knows to ask, as a list of checks; whoever wants the answers calls `examine` on each.
 """

@@ -1,4 +1,4 @@
-"""Where the log is written: standard error, or a file that is put away when it is full."""
+"""The place the log is written to: standard error, or a file that is put away when it is full."""
 
 from __future__ import annotations
 

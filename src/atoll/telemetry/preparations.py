@@ -1,4 +1,4 @@
-"""What is being prepared: what takes seconds once, so that nobody wonders what they are waiting for."""
+"""Preparations: what takes seconds once, so that nobody wonders what they are waiting for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command, as the SDK hands it out: its result, or its events."""
+"""Commands, as the SDK hands them out: results and events."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Programs that run: made, read, ended."""
+"""Commands: programs started, read and ended."""

@@ -1,4 +1,4 @@
-"""Frees the agent from a spawn that somebody inside holds up.
+"""The guard of a spawn: frees the agent from one that somebody inside holds up.
 
 While a child has not exec'd yet, its parent waits for it in the kernel and hears nothing else. Root inside can guess
 the child's pid and send it SIGSTOP in that moment, or take a write lease on the program, its interpreter or its loader,

@@ -1,4 +1,4 @@
-"""Ending a command with everything it started.
+"""Process trees: a command ended with everything it started.
 
 A process belongs to a program's command if it descends from it, or is in its session: the first finds what moved to
 another session, the second what lost its parent. Members are remembered by pid and start time, so that one whose

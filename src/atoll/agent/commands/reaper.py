@@ -1,4 +1,4 @@
-"""Collects every process that ends: our children, and the orphans that PID 1 inherits."""
+"""The reaper: collects every process that ends, our children and the orphans that PID 1 inherits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs programs for the host: a process group of its own, exact bytes out, nothing left behind when asked to end.
+"""The runner of programs: a process group for each, exact bytes out, nothing left behind when asked to end.
 
 Rules:
 1. A command is over when its first process has ended. What that process had written is still delivered; what its

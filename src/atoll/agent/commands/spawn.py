@@ -1,4 +1,4 @@
-"""Turns a call into a process: its words checked, its directory, its program found, its pipes made."""
+"""Spawning: a call turned into a process, its words checked, its directory and program found, its pipes made."""
 
 from __future__ import annotations
 

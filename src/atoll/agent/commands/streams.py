@@ -1,4 +1,4 @@
-"""What a command reads and writes, on its way from and to the host.
+"""The streams of a command: what it reads and writes, on its way from and to the host.
 
 A command's streams exist before it does, since its input may arrive while it waits for its turn, and its pipes come
 with `open`. The rules of commands.py about output are kept here.

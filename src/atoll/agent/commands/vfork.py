@@ -1,4 +1,4 @@
-"""Making a process: its child executes a list of system calls, the last of which is execve.
+"""Processes made by vfork: the child executes a list of system calls, the last of which is execve.
 
 The C library's posix_spawn has no place for what a command must do first: to join its control group. Moved by us, it
 would be a moment late; and if we went there ourselves, the kernel could choose us when a command's memory runs out. A

@@ -1,4 +1,4 @@
-"""What a file system refuses, in the caller's words."""
+"""Errors of file systems, in the caller's words."""
 
 from __future__ import annotations
 

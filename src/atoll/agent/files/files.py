@@ -1,4 +1,4 @@
-"""What a worker does with files. Plain functions that block; none of them runs in PID 1.
+"""A worker's file operations: plain functions that block, none of which runs in PID 1.
 
 Rules:
 1. What is opened is looked at first: a FIFO, a socket or a terminal would make us wait, or somebody else go on.

@@ -1,4 +1,4 @@
-"""Watching a directory, with all below it if need be.
+"""Watches: changes in a directory, with all below it if need be.
 
 Rules:
 1. Each directory has a watch of its own. A new one is watched and then looked through, so that what was put into it

@@ -1,4 +1,4 @@
-"""Processes that work on files for the agent, so that PID 1 never waits for a disk, a FIFO or a million entries.
+"""Workers: processes that work on files, so that PID 1 never waits for a disk, a FIFO or a million entries.
 
 Rules:
 1. A worker is a fork of PID 1 without exec. So it needs nothing of the image, loads nothing, and is as closed to the

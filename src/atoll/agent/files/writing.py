@@ -1,4 +1,4 @@
-"""Writing a file so that it appears as a whole or not at all."""
+"""Writing: a file appears as a whole or not at all."""
 
 from __future__ import annotations
 

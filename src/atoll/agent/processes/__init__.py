@@ -1,1 +1,1 @@
-"""What runs in the background, and its logs."""
+"""Background processes and their logs."""

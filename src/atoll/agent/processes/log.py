@@ -1,4 +1,4 @@
-"""What background processes write: numbered, and bounded in memory and on disk.
+"""The log of a background process: numbered, and bounded in memory and on disk.
 
 Rules:
 1. An entry is what was read at once from one stream, or a piece of it. Its number counts all bytes logged so far, and

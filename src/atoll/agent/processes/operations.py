@@ -1,4 +1,4 @@
-"""What is done with a background process and takes its time: reading its log, waiting for it, ending it."""
+"""Operations on a background process that take their time: reading its log, waiting for it, ending it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Asks whether a port inside the sandbox is open. Who answers is not trusted: one line is read, of bounded length."""
+"""The port probe: asks whether a port inside the sandbox is open.
+
+Who answers is not trusted: one line is read, of bounded length.
+"""
 
 from __future__ import annotations
 

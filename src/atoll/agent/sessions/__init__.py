@@ -1,1 +1,1 @@
-"""Shells that carry over from command to command, and their queues."""
+"""Sessions: shells that carry over from command to command, and their queues."""

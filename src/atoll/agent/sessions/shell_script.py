@@ -1,4 +1,4 @@
-"""What the shells are told to do, in their own language: bash's, and that of any other sh.
+"""Scripts for the shells, in their own language: bash's, and that of any other sh.
 
 Rules for every line here:
 1. A leading backslash keeps aliases out; `builtin` (in sh, `command`) keeps functions of the same name out.

@@ -1,1 +1,1 @@
-"""Programs on a pty, and who looks at them."""
+"""Terminals: programs on a pty, and who looks at them."""

@@ -1,4 +1,7 @@
-"""What a terminal has shown, and who looks at it. Rules 2 and 3 of terminal.py are kept here."""
+"""The views of a terminal: the latest of what it showed, and whoever looks at it.
+
+Rules 2 and 3 of terminal.py are kept here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many sandboxes a machine has room for: the kernel's numbers, and what they mean.
+"""Capacity: how many sandboxes a machine has room for, by the kernel's numbers.
 
 What a sandbox uses of namespaces and inotify is counted for the user who made it, and the zygote makes each as a user
 of its own: those numbers are for one sandbox. Processes and memory are the whole machine's.

@@ -298,7 +298,10 @@ class NativeEngine:
             if self._nursery and self._nursery.has_ended:
                 await self._end_nursery()
             if self._nursery is None:
-                exposures = tuple(orders.Exposure(name, str(path)) for path, name in self._names.items())
+                exposures = tuple(
+                    orders.Exposure(name, str(path), is_written=path == self._state)
+                    for path, name in self._names.items()
+                )
                 root = self._runtime / "nursery"
                 opening = orders.Opening(
                     runtime=str(root), exposures=exposures, embryos=self._embryos, open_files=self._open_files

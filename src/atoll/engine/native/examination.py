@@ -1,4 +1,4 @@
-"""What the native engine needs of a machine, found out by trying: namespaces, mounts, the filter, user ids.
+"""Examination of a machine for the native engine, by trying: namespaces, mounts, the filter, user ids.
 
 Everything is tried in a child (probe_child.py), so that nothing of it remains. The trials are the steps of launcher.py
 on their own, so that the one that fails can be named.

@@ -1,4 +1,4 @@
-"""What all sandboxes together may have, so that the host keeps enough to be looked after.
+"""The share of all sandboxes together, so that the host keeps enough to be looked after.
 
 Written to the group above all of them when an engine is opened. When they reach it, the kernel makes room among them.
 One thing the kernel counts for the machine and for no group: open files. Each takes memory of its sandbox, 227 bytes or

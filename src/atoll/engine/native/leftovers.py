@@ -1,4 +1,4 @@
-"""What an earlier nursery left that does not end: found by the lock which it inherited, and ended.
+"""Leftovers of an earlier nursery that does not end: found by the lock they inherited, and ended.
 
 A nursery, its zygote and children too young to have a name share the lock on their log (`nursery_process.py`). They end
 when their server does, unless somebody stopped them or they wait for the kernel. A sandbox that lives on has let go of

@@ -16,7 +16,7 @@ from atoll.engine.native import syscalls
 from atoll.engine.native.syscalls import MountAttribute, MountFlag, Namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from atoll.engine.native.orders import Exposure
     from atoll.engine.native.views import Views
@@ -45,7 +45,7 @@ _DEV_LINKS = {
 _DEV_DIRECTORIES = ("pts", "shm", "mqueue")
 
 
-def enter_small_root(runtime: str, exposures: Iterable[Exposure]) -> None:
+def enter_small_root(runtime: str, exposures: Collection[Exposure]) -> None:
     """Leave the host's tree for one that holds only what sandboxes are made of.
 
     A child copies the mounts it starts with: from here that is a handful, however many the host has, and none of
@@ -54,6 +54,10 @@ def enter_small_root(runtime: str, exposures: Iterable[Exposure]) -> None:
     syscalls.unshare(Namespace.MOUNT)
     syscalls.mount(None, "/", None, MountFlag.RECURSIVE | MountFlag.PRIVATE)
     trees = {exposure.name: syscalls.open_tree(exposure.path, recursive=True) for exposure in exposures}
+    for exposure in exposures:
+        if exposure.is_written:
+            # A disk that somebody mounted read-only, and for writing again, is told so to his mount alone.
+            syscalls.let_write(trees[exposure.name])
     syscalls.mount("tmpfs", runtime, "tmpfs", _NO_EXTRAS, "mode=755,size=1m")
     os.chdir(runtime)
     for name, tree in trees.items():

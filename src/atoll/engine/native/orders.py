@@ -1,4 +1,4 @@
-"""What the engine and its nursery say to each other, one message per packet."""
+"""Orders: what the engine and its nursery say to each other, one message per packet."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class Exposure(msgspec.Struct, frozen=True):
 
     name: str
     path: str
+    is_written: bool = False
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):

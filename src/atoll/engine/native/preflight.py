@@ -1,4 +1,4 @@
-"""What the native engine cannot do without, asked before anything is made: cheap, and without a side effect.
+"""Preflight: the bare needs of the native engine, asked before anything is made, without a side effect.
 
 Each question returns what was found, or raises with a remedy. What can be learned only by trying is asked by
 examination.py, which `atoll doctor` runs.

@@ -1,4 +1,4 @@
-"""Loads the system-call filter that scripts/build_seccomp.py compiled."""
+"""The system-call filter, loaded as scripts/build_seccomp.py compiled it."""
 
 from __future__ import annotations
 

@@ -171,6 +171,14 @@ def mount_setattr(tree: int, attributes: MountAttribute, userns_fd: int = 0) -> 
     _syscall("mount_setattr", ctypes.c_int(tree), b"", ctypes.c_uint(_AT_EMPTY_PATH), ctypes.byref(value), size)
 
 
+def let_write(tree: int) -> None:
+    """Let a detached mount, and those below it, be written to as far as their file systems can be."""
+    value = _MountAttributes(clear=MountAttribute.READ_ONLY)
+    flags = ctypes.c_uint(_AT_EMPTY_PATH | _AT_RECURSIVE)
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    _syscall("mount_setattr", ctypes.c_int(tree), b"", flags, ctypes.byref(value), size)
+
+
 def mount_setattr_at(path: bytes, attributes: MountAttribute) -> None:
     """Change the mount at `path`."""
     value = _MountAttributes(set=attributes)

@@ -1,4 +1,4 @@
-"""One range of 65,536 host user ids per sandbox, unique on the whole machine.
+"""Ranges of user ids: 65,536 per sandbox, unique on the whole machine.
 
 A range is taken by locking its byte of one file, and the lock belongs to the open file that the sandbox's first
 process inherits. So it is given back by the kernel when that process ends, however it ends, and needs no list that

@@ -1,4 +1,4 @@
-"""What /proc and /sys show inside: the sandbox's own figures, what is the same for all, and nothing of the host.
+"""The views of /proc and /sys: a sandbox's own figures, what is the same for all, and nothing of the host.
 
 Rules:
 1. What of /proc is not listed here is hidden: kernels have other files every year. What only the host's root may read

@@ -1,4 +1,4 @@
-"""Waiting for what happens to sandboxes: their ends, and news of their memory, with few descriptors for many of them.
+"""The watch over sandboxes: their ends, and news of their memory, with few descriptors for many of them.
 
 Rules:
 1. An end is seen by the pidfd that holds the sandbox anyway: one reader of it, however many wait.
