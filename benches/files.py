@@ -24,6 +24,7 @@ import atoll
 WARM_UP = 5
 LARGE_BYTES = 100_000_000
 LARGE_ROUNDS = 7
+SIZES = {"1 KB": 1024, "100 KB": 100_000, "1 MB": 2**20}
 FILES = 1000
 TREE_ROUNDS = 3
 CHUNK = 256 * 1024
@@ -56,27 +57,48 @@ def copy_through_a_socket(source: Path, target: Path) -> None:
     os.waitpid(reader, 0)
 
 
+def write_and_read(sandbox: atoll.Sandbox, size: int) -> Callable[[], None]:
+    content, path = b"x" * size, f"of-{size}"
+
+    def run() -> None:
+        sandbox.write_file(path, content)
+        assert sandbox.read_file(path, encoding="bytes").size == size
+
+    return run
+
+
+def write_and_read_here(directory: Path, size: int) -> Callable[[], None]:
+    """As whole as a sandbox's: under another name first, and then in its place."""
+    content, path, new = b"x" * size, directory / f"of-{size}", directory / "new"
+
+    def run() -> None:
+        new.write_bytes(content)
+        new.rename(path)
+        assert len(path.read_bytes()) == size
+
+    return run
+
+
 def small(sandbox: atoll.Sandbox, rounds: int) -> None:
-    content = b"x" * 1024
-
-    def write_and_read() -> None:
-        sandbox.write_file("small", content)
-        assert sandbox.read_file("small").size == 1024
-
     sandbox.exec(f"mkdir -p many && cd many && touch $(seq {FILES})")
     sandbox.exec("cd /workspace")
 
     def list_all() -> None:
         assert len(sandbox.list_files("many")) == FILES
 
-    medians = measure(
-        {"exec": lambda: sandbox.exec("true"), "write and read": write_and_read, "list": list_all}, rounds
-    )
+    variants = {f"write + read {name}": write_and_read(sandbox, size) for name, size in SIZES.items()}
+    medians = measure({"exec": lambda: sandbox.exec("true"), **variants, "list": list_all}, rounds)
     bare = medians["exec"]
     for name, median in medians.items():
         print(f"{name:24}{median * 1e3:8.2f} ms{median / bare:8.2f} × a session exec")
-    print(f"write + read of 1 KB: {medians['write and read'] / bare:.2f} × a session exec (target ≤ 2.5)")
-    print(f"list_files of {FILES}: {medians['list'] / bare:.2f} × a session exec (target ≤ 8)\n")
+    print(f"write + read of 1 KB: {medians['write + read 1 KB'] / bare:.2f} × a session exec (target ≤ 2.5)")
+    print(f"list_files of {FILES}: {medians['list'] / bare:.2f} × a session exec (target ≤ 8)")
+    theirs = Path(os.environ["ATOLL_STATE_DIR"], "disks")
+    here = measure({name: write_and_read_here(theirs, size) for name, size in SIZES.items()}, rounds)
+    for name, median in here.items():
+        slower = medians[f"write + read {name}"] / median
+        print(f"write + read of {name}: {slower:.1f} × the same on their disk without a sandbox")
+    print()
 
 
 def large(sandbox: atoll.Sandbox, directory: Path) -> None:

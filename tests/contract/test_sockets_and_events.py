@@ -7,14 +7,16 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 
 from atoll.attacks.resources import UNSENT_CROWD
 from atoll.engine.base import Event, EventKind
 from atoll.engine.native.engine import NativeEngine
+from atoll.engine.native.hoards import IN_TURN
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.agent_link import AgentLink, CommandOutput
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 
@@ -145,6 +147,41 @@ async def test_what_holds_too_much_in_sockets_is_killed_which_is_an_event(small:
     assert (await small.run("echo", "alive")).stdout == b"alive\n"
     listener.cancel()
     await asyncio.gather(listener, return_exceptions=True)
+
+
+HOLDING = """
+import socket, time
+listener, kept, held = socket.create_server(("127.0.0.1", 0)), [], 0
+while held < 12 * 2**20:
+    kept.append((socket.create_connection(listener.getsockname()), listener.accept()[0]))
+    kept[-1][0].setblocking(False)
+    try:
+        while held < 12 * 2**20:
+            held += kept[-1][0].send(b"x" * 65536)
+    except BlockingIOError:
+        pass
+print("holding", flush=True)
+time.sleep(3600)
+"""
+
+
+async def test_of_those_who_together_hold_all_that_sockets_may_the_one_that_holds_most_is_killed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds less than it may. Beyond what all may the kernel resets connections of the host too."""
+    assert isinstance(machine.engine, NativeEngine)
+    monkeypatch.setattr(machine.engine._hoards, "_most_of_all", 60 * 2**20)
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        ends: list[asyncio.Task[CommandOutput]] = []
+        for number in range(IN_TURN + 2):  # so that one look at a few does not find enough
+            live = await machine.create(f"holds-{number}", limits={"memory": "64MiB"})
+            stack.push_async_callback(machine.destroy, live)
+            link = await stack.enter_async_context(AgentLink(live.agent_socket))
+            ends.append(tasks.create_task(Box(live, link, "host").run("python3", "-c", HOLDING)))
+        done, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        assert {(await end).done.exit_code for end in done} == {128 + signal.SIGKILL}
+        for end in others:
+            end.cancel()
 
 
 async def test_several_may_listen_and_one_may_stop(box: Box, machine: Machine) -> None:

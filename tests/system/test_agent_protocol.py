@@ -223,7 +223,7 @@ async def test_an_agent_says_nothing_in_the_name_of_others(tmp_path: Path, code:
 
 def test_an_agent_may_say_everything_that_it_has_to_say() -> None:
     source = Path(agent.__path__[0]).parent
-    texts = [path.read_text() for folder in ("agent", "archives") for path in (source / folder).glob("*.py")]
+    texts = [path.read_text() for folder in ("agent", "archives") for path in (source / folder).rglob("*.py")]
     said = {ErrorCode(name) for text in texts for name in re.findall(r"ErrorCode\.([A-Z_]+)", text)}
     assert len(said) > 20
     assert said <= CODES_OF_AGENTS

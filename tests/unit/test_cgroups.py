@@ -168,9 +168,12 @@ def wait_for_ever(fds: list[int]) -> NoReturn:
         signal.pause()
 
 
-@pytest.mark.parametrize(("memory", "for_sockets"), [(2**31, 2**29), (2**25, 8 * 2**20)])
+@pytest.mark.parametrize(
+    ("memory", "of_all", "for_sockets"),
+    [(2**31, 2**63 - 4096, 2**29), (2**25, 2**63 - 4096, 8 * 2**20), (2**31, 2**30, 2**28), (2**25, 2**20, 8 * 2**20)],
+)
 def test_what_waits_in_sockets_has_a_limit_of_its_own_on_version_1(
-    tmp_path: Path, memory: int, for_sockets: int
+    tmp_path: Path, memory: int, of_all: int, for_sockets: int
 ) -> None:
     commands = tmp_path / "atoll/box/commands"
     commands.mkdir(parents=True)
@@ -178,9 +181,10 @@ def test_what_waits_in_sockets_has_a_limit_of_its_own_on_version_1(
         path.touch()
     for path in (commands / "memory.kmem.tcp.limit_in_bytes", commands.parent / "pids.max"):
         path.touch()
+    (tmp_path / "atoll/memory.kmem.tcp.limit_in_bytes").write_text(f"{of_all}\n")
     groups = CgroupsV1(dict.fromkeys(V1_CONTROLLERS, str(tmp_path)))
     groups.set_limits("box", Resources(cpus=1, memory=memory, pids=10))
-    assert int((commands / "memory.kmem.tcp.limit_in_bytes").read_text()) == for_sockets
+    assert int((commands / "memory.kmem.tcp.limit_in_bytes").read_text()) == for_sockets == groups.socket_limit("box")
     groups.close()
 
 

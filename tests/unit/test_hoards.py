@@ -67,8 +67,8 @@ def test_one_who_holds_twice_what_it_may_is_a_hoarder() -> None:
 
 def test_of_many_who_hold_too_much_together_it_is_the_one_that_holds_most() -> None:
     held = {"one": 50 * MIB, "most": 60 * MIB, "other": 50 * MIB}
-    assert hoarders(held, lambda name: 40 * MIB, 80 * MIB) == []
-    assert hoarders(held, lambda name: 40 * MIB, 79 * MIB) == ["most"]
+    assert hoarders(held, lambda name: 40 * MIB, 171 * MIB) == []
+    assert hoarders(held, lambda name: 40 * MIB, 170 * MIB) == ["most"]
 
 
 def test_limits_are_asked_for_only_where_much_is_held() -> None:

@@ -81,7 +81,8 @@ class HostConnection(asyncio.Protocol):
         self._calls = 0  # that came, with the one under way
         self._operation: Operation | None = None
         self._call: Call | None = None  # while it is not answered
-        self._hang_up: HangUpWatch | None = None
+        self._hang_up: HangUpWatch | None = None  # kept once it is there: every operation on files pauses reading
+        self._is_paused = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -148,8 +149,8 @@ class HostConnection(asyncio.Protocol):
         self._say(cause)
 
     def input_drained(self) -> None:
-        if self._hang_up and self._transport:
-            self._stop_watching()
+        if self._is_paused and self._transport:
+            self._is_paused = False
             self._transport.resume_reading()
 
     def lend(self) -> Loan:
@@ -242,13 +243,22 @@ class HostConnection(asyncio.Protocol):
 
     def _stop_reading(self) -> None:
         """The operation reads slowly; the host shall wait. Only its departure must still be noticed."""
-        if self._transport and not self._hang_up:
+        if self._transport is None or self._is_paused:
+            return
+        if self._hang_up is None:
             peer = self._transport.get_extra_info("socket").fileno()
             try:
-                self._hang_up = HangUpWatch(self._server.loop, peer, self._transport)
+                self._hang_up = HangUpWatch(self._server.loop, peer, self._on_hang_up)
             except OSError as cause:
                 raise _no_descriptors(cause.strerror) from cause
-            self._transport.pause_reading()
+        self._is_paused = True
+        self._transport.pause_reading()
+        if self._hang_up.has_hung_up:
+            self._transport.abort()
+
+    def _on_hang_up(self) -> None:
+        if self._is_paused and self._transport:
+            self._transport.abort()
 
     def _stop_watching(self) -> None:
         if self._hang_up:
@@ -257,19 +267,27 @@ class HostConnection(asyncio.Protocol):
 
 
 class HangUpWatch:
-    """Aborts a transport whose peer is gone although we do not read from it, which asyncio alone would not see."""
+    """Calls `act` when the peer is gone, also while nobody reads from it, which asyncio alone would not see."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, transport: asyncio.Transport) -> None:
-        self.loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, act: Callable[[], None]) -> None:
+        self.has_hung_up = False
+        self._loop = loop
+        self._act = act
         self._epoll = select.epoll(1)
         self._fd = os.dup(fd)  # a registration ends with its descriptor, and asyncio may close its own first
         self._epoll.register(self._fd, select.EPOLLRDHUP)
-        loop.add_reader(self._epoll.fileno(), transport.abort)
+        loop.add_reader(self._epoll.fileno(), self._on_hang_up)
+
+    def _on_hang_up(self) -> None:
+        self.has_hung_up = True
+        self._loop.remove_reader(self._epoll.fileno())  # it would say so again and again
+        self._act()
 
     def close(self) -> None:
-        self.loop.remove_reader(self._epoll.fileno())
-        self._epoll.close()
-        os.close(self._fd)
+        if not self._epoll.closed:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            os.close(self._fd)
 
 
 def _no_descriptors(why: str | None) -> AtollError:

@@ -167,6 +167,17 @@ def hoard():
     return sender
 """
 
+# Locks of single bytes, 192 bytes each. A file takes longer for each that it has, so there are many files.
+LOCKS_PER_FILE = 250
+LOCK_CROWD = f"""
+import fcntl
+def hoard():
+    file = open(f"/tmp/{{os.getpid()}}-{{os.urandom(8).hex()}}", "w")
+    for byte in range(0, {2 * LOCKS_PER_FILE}, 2):
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
+    return file
+"""
+
 # Each is smaller than the agent, which the kernel would therefore kill first.
 SMALL_HOGS = """
 import os, time
@@ -396,15 +407,15 @@ def _attack(name: str, payload: str, defence: Defence, limits: Limits = SMALL) -
     return Attack(name=name, family=Family.RESOURCES, defences=(defence,), payload=payload, limits=limits)
 
 
-def _crowd(name: str, hoard: str, processes: int, each: int, *besides: Defence) -> Attack:
-    """Of sockets, which hold 200 MB."""
+def _crowd(name: str, hoard: str, processes: int, each: int, *besides: Defence, limits: Limits = SMALL) -> Attack:
+    """Of sockets or files, which hold 200 MB."""
     return Attack(
         name=name,
         family=Family.RESOURCES,
         defences=(Defence.HOARD_WATCH, *besides),
         payload=hoard + MANY_SOCKETS.format(processes=processes, each=each, seconds=HOLDING_SECONDS),
         evidence=Evidence.LIVES_ON,
-        limits=SMALL,
+        limits=limits,
     )
 
 
@@ -417,6 +428,7 @@ ATTACKS = (
     _crowd("memory-held-for-ping", PING_CROWD, 4, 250, Defence.NO_PING),
     _crowd("memory-held-in-netlink", NETLINK_CROWD, 4, 250),
     _crowd("memory-held-in-unsent-datagrams", UNSENT_CROWD, 8, 600),
+    _crowd("memory-held-in-file-locks", LOCK_CROWD, 8, 550, limits=ROOMY),
     Attack(
         name="a-hundred-small-memory-hogs",
         family=Family.RESOURCES,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from atoll.client.network import NotYet, SourceError, Stream, TcpAddress, connect
+from atoll.client.network import Bytes, NotYet, SourceError, Stream, TcpAddress, connect
 from atoll.client.waiting import pause
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
@@ -71,7 +71,7 @@ class Transport:
         method: str,
         target: str,
         *,
-        body: bytes | Iterator[bytes | NotYet] = b"",
+        body: bytes | tuple[Bytes, ...] | Iterator[bytes | NotYet] = b"",
         content_type: str = "application/json",
         accept: str = "application/json",
         headers: str = "",
@@ -83,11 +83,12 @@ class Transport:
         `headers` are lines, each with its end. Whoever closes `opening` makes this fail, as if the server had hung up.
         """
         head = f"{method} {target}{self._head}accept: {accept}\r\n{headers}"
-        if not isinstance(body, bytes):
+        if not isinstance(body, bytes | tuple):
             head += f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
-            return await self._exchange(await self._connection(), opening, head.encode(), chunked(body))
+            return await self._exchange(await self._connection(), opening, (head.encode(),), chunked(body))
+        parts = (body,) if isinstance(body, bytes) else body
         kind = f"content-type: {content_type}\r\n" if body else ""
-        whole = f"{head}{kind}content-length: {len(body)}\r\n\r\n".encode() + body
+        whole = f"{head}{kind}content-length: {sum(map(len, parts))}\r\n\r\n".encode(), *parts
         for _ in range(ATTEMPTS - 1):
             stream = await self._connection()
             try:
@@ -98,13 +99,17 @@ class Transport:
         return await self._exchange(await self._connection(), opening, whole)
 
     async def _exchange(
-        self, stream: Stream, opening: Opening | None, data: bytes, more: Iterator[bytes | NotYet] | None = None
+        self,
+        stream: Stream,
+        opening: Opening | None,
+        data: tuple[Bytes, ...],
+        more: Iterator[bytes | NotYet] | None = None,
     ) -> Response:
         response = Response(self, stream)
         if opening:
             opening.hold(response)
         try:
-            stream.send(data, more)
+            stream.send(*data, more=more)
             await response.read_head()
         except BaseException:
             response.close()
@@ -198,19 +203,18 @@ class Upload:
         self._response = Response(transport, stream)
         self._is_wanted = True
 
-    async def send(self, *parts: bytes | memoryview) -> bool:
+    async def send(self, *parts: Bytes) -> bool:
         """A piece of the body. False: the server has answered already, or hung up, and wants no more."""
-        size = sum(map(len, parts))
-        return await self.write(b"".join((b"%x\r\n" % size, *parts, b"\r\n")))
+        return await self.write(b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n")
 
-    async def write(self, data: bytes) -> bool:
+    async def write(self, *parts: Bytes) -> bool:
         while self._is_wanted:
             try:
-                self._is_wanted = await self._stream.write(data, self._transport.quiet_seconds)
+                self._is_wanted = await self._stream.write(*parts, seconds=self._transport.quiet_seconds)
                 return self._is_wanted
             except TimeoutError:
                 await self._transport.check_alive()
-                data = b""
+                parts = ()
         return False
 
     async def finish(self) -> Response:

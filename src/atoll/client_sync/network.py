@@ -16,7 +16,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +26,9 @@ from atoll.client_sync.waiting import look_up, pause, wait_for_socket
 if TYPE_CHECKING:
     import ssl
 
+Bytes = bytes | memoryview
+
+JOINED_BYTES = 16 * 1024  # are sooner copied than sent apart
 READ_SIZE, MAX_READ_SIZE = 64 * 1024, 1024 * 1024  # as much at once as came last time, and more
 SENT_AHEAD = 1024 * 1024  # the kernel gives twice its default at most: large files go twice as far without a wait
 BACKLOG_PAUSE = 0.005
@@ -103,7 +106,7 @@ class Stream:
     def __init__(self, peer: socket.socket) -> None:
         self._socket = peer
         self._owner = os.getpid()
-        self._unsent = memoryview(b"")
+        self._unsent: Sequence[memoryview] = ()
         self._unmade: Iterator[bytes | NotYet] | None = None
         self._source: int | None = None
         self._heard: bytes | None = None
@@ -138,20 +141,20 @@ class Stream:
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
 
-    def send(self, data: bytes, more: Iterator[bytes | NotYet] | None = None) -> None:
-        """Send `data`, then `more`. What the peer does not take at once goes out while `read` waits."""
-        self._unsent = memoryview(data)
+    def send(self, *parts: Bytes, more: Iterator[bytes | NotYet] | None = None) -> None:
+        """Send `parts`, then `more`. What the peer does not take at once goes out while `read` waits."""
+        self._unsent = views(parts)
         self._unmade = more
         self._has_answer = False
         self._push()
 
-    def write(self, data: bytes, seconds: float) -> bool:
-        """Send all of `data`: then True. False if the peer spoke or hung up first, and may take no more.
+    def write(self, *parts: Bytes, seconds: float) -> bool:
+        """Send all of `parts`: then True. False if the peer spoke or hung up first, and may take no more.
 
-        TimeoutError after `seconds` in which nothing moved. Then b"" sends what is left.
+        TimeoutError after `seconds` in which nothing moved. Then no parts at all send what is left.
         """
-        if data:
-            self._unsent = memoryview(data)
+        if parts:
+            self._unsent = views(parts)
         while self._unsent and not self._is_closed and not self._has_heard():
             self._push()
             if self._unsent and not self._wait(seconds):
@@ -255,23 +258,43 @@ class Stream:
             self._source = piece.descriptor if isinstance(piece, NotYet) else None
             if isinstance(piece, NotYet):
                 return
-            self._unsent = memoryview(piece)
+            self._unsent = views((piece,))
             if not self._unsent:
                 self._unmade = None
                 return
         try:
-            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+            if len(self._unsent) == 1 or self._tls:
+                sent = self._socket.send(self._unsent[0])
+            else:
+                sent = self._socket.sendmsg(self._unsent)
         except self._would_block:
             return
         except OSError:  # rule 2
             self._was_cut_off = True
-            self._unsent, self._unmade = memoryview(b""), None
+            self._unsent, self._unmade = (), None
+        else:
+            self._unsent = without_first(sent, self._unsent)
 
     def _next_piece(self, pieces: Iterator[bytes | NotYet]) -> bytes | NotYet:
         try:
             return next(pieces, b"")
         except Exception as cause:
             raise SourceError(cause) from cause
+
+
+def views(parts: Sequence[Bytes]) -> Sequence[memoryview]:
+    """What is to be sent: as it is if it is much, as one piece if not."""
+    if sum(map(len, parts)) <= JOINED_BYTES or not hasattr(socket.socket, "sendmsg"):
+        parts = (b"".join(parts),)
+    return tuple(memoryview(part) for part in parts if part)
+
+
+def without_first(count: int, parts: Sequence[memoryview]) -> Sequence[memoryview]:
+    for number, part in enumerate(parts):
+        if count < len(part):
+            return (part[count:], *parts[number + 1 :])
+        count -= len(part)
+    return ()
 
 
 def _connect_unix(path: str, deadline: float) -> Stream:

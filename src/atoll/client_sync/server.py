@@ -374,12 +374,12 @@ def _is_json(body: bytes) -> bool:
     return True
 
 
-def _body(first: bytes, stdin: Input | None) -> bytes | Iterator[bytes | NotYet]:
+def _body(first: bytes, stdin: Input | None) -> bytes | tuple[bytes, ...] | Iterator[bytes | NotYet]:
     if stdin is None:
         return first
     if isinstance(stdin, bytes):
-        given = encode_frame(FrameKind.INPUT, stdin) if stdin else b""
-        return first + given + encode_frame(FrameKind.INPUT)
+        given = (encode_header(FrameKind.INPUT, len(stdin)), stdin) if stdin else ()
+        return first, *given, encode_frame(FrameKind.INPUT)
     return _input_frames(first, stdin)
 
 

@@ -69,7 +69,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 class EventKind(Enum):
     OOM_KILLED = "oom_killed"  # it ran out of memory, and a process of it was killed
-    HOARD_KILLED = "hoard_killed"  # more waited in its sockets than it may, and its commands were killed
+    HOARD_KILLED = "hoard_killed"  # it held more in sockets or file locks than it may, and its commands were killed
     ENDED = "ended"
 
 

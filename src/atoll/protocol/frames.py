@@ -7,6 +7,8 @@ Rules:
    that lies about a length costs the other side five bytes.
 2. The decoder never holds more than one unfinished frame.
 3. A kind outside FrameKind is refused: nothing is skipped, nothing is guessed.
+4. Where a frame of content (`CONTENT`) begins and ends means nothing: of one that has not come as a whole, what is
+   there may be taken as a frame of its own. So nobody on the way gathers what is large, and nobody waits for its end.
 """
 
 import struct
@@ -35,6 +37,7 @@ class FrameKind(IntEnum):
 
 
 QUEUEING = frozenset((FrameKind.WAITING, FrameKind.STARTED))
+CONTENT = frozenset((FrameKind.INPUT, FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA))
 
 
 class Frame(NamedTuple):
@@ -83,18 +86,20 @@ def decode_lost(payload: bytes) -> tuple[int, bytes]:
 
 
 class FrameDecoder:
-    """Bytes in, whole frames out.
+    """Bytes in, frames out: those of content in the pieces in which they come, all others whole.
 
-    What is read at once is kept as it came, and frames are cut from it; only a frame that comes in pieces is gathered.
+    What is read at once is kept as it came, and frames are cut from it; only a frame that must be whole is gathered.
     """
 
     def __init__(self) -> None:
         self._buffer: bytes | bytearray = b""
         self._start = 0  # of what has not been popped
+        self._kind = FrameKind.DATA  # of the content that is to come
+        self._left = 0  # bytes of it
 
     @property
     def is_mid_frame(self) -> bool:
-        return len(self._buffer) > self._start
+        return self._left > 0 or len(self._buffer) > self._start
 
     def feed(self, data: bytes) -> list[Frame]:
         self.push(data)
@@ -112,22 +117,40 @@ class FrameDecoder:
         self._buffer += data
 
     def pop(self) -> Frame | None:
-        """The next frame, once all of it is here."""
-        body = self._start + HEADER_SIZE
-        if body > len(self._buffer):
+        """The next frame, or what is there of its content."""
+        there = len(self._buffer) - self._start
+        if self._left:
+            return self._pop_content(min(self._left, there)) if there else None
+        if there < HEADER_SIZE:
             self._keep_rest()
             return None
         length, kind = decode_header(self._buffer, self._start)
-        end = body + length
-        if end > len(self._buffer):
+        there -= HEADER_SIZE
+        if there < length and kind in CONTENT:
+            self._start += HEADER_SIZE
+            self._kind, self._left = kind, length
+            if there:
+                return self._pop_content(there)
             self._keep_rest()
             return None
-        payload = self._cut(body, end)
+        if there < length:
+            self._keep_rest()
+            return None
+        self._start += HEADER_SIZE
+        return Frame(kind, self._take(length))
+
+    def _pop_content(self, length: int) -> Frame:
+        self._left -= length
+        return Frame(self._kind, self._take(length))
+
+    def _take(self, length: int) -> bytes:
+        start, end = self._start, self._start + length
+        payload = self._cut(start, end)
         if end == len(self._buffer):
             self._buffer, self._start = b"", 0
         else:
             self._start = end
-        return Frame(kind, payload)
+        return payload
 
     def _cut(self, start: int, end: int) -> bytes:
         if isinstance(self._buffer, bytes):
@@ -136,12 +159,14 @@ class FrameDecoder:
             return bytes(view[start:end])
 
     def _keep_rest(self) -> None:
-        """Let go of the frames before it."""
+        """Let go of what is before it."""
         if self._start:
             self._buffer, self._start = self._buffer[self._start :], 0
 
     def take_rest(self) -> bytes:
-        """What was pushed and not popped, for somebody else to decode."""
+        """What was pushed and not popped, for others to decode; of content that was begun, the rest as a frame."""
         rest = self._cut(self._start, len(self._buffer))
-        self._buffer, self._start = b"", 0
+        if self._left:
+            rest = encode_header(self._kind, self._left) + rest
+        self._buffer, self._start, self._left = b"", 0, 0
         return rest

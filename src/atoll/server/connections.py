@@ -5,6 +5,9 @@ Rules:
 2. So many connections over TCP, and no more; whoever may use the Unix socket always gets in. Those without a whole head
    are few for each address, and give way (`strangers.py`), so that they keep nobody out.
 3. A client's departure is noticed also while it is not read from.
+4. What is large is not copied on its way: an endpoint may take the rest of a request's body in the pieces in which it
+   came (`Wire.take_body`), and write an answer's in parts (`Wire.write`). And the head of an answer goes out with what
+   follows it at once, since each write wakes the client.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ from __future__ import annotations
 import asyncio
 import re
 import select
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -32,7 +38,9 @@ MAX_CONNECTIONS = 2_048
 MAX_PIPELINED = 16
 LAST_PART = 0.25  # of the reserve of descriptors, which no client gets
 CLOSED_FOR_ROOM = 4  # idle connections, for a new one
+MAX_WAITING = 512 * 1024  # bytes of a body that wait for their endpoint before the client has to
 DEPARTURE = "atoll.departure"  # the extension of a scope by which an endpoint gets at its client's `Departure`
+WIRE = "atoll.wire"  # the one by which it gets at its `Wire`
 
 NOT_HTTP = error(
     ErrorCode.INVALID_REQUEST,
@@ -119,7 +127,8 @@ class ClientConnection(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._head_bytes = 0
-        self.scope["extensions"] = {DEPARTURE: self.departure}  # type: ignore[dict-item]
+        self._wire = Wire(self)
+        self.scope["extensions"] = {DEPARTURE: self.departure, WIRE: self._wire}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
         self._head_bytes += len(url)
@@ -140,16 +149,23 @@ class ClientConnection(HttpToolsProtocol):
         self._bytes_of_nothing, self._is_in_head, self._is_in_body = 0, False, True
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("so many requests before the first is answered")  # which the parser takes for a bad one
+        before = self.cycle
         super().on_headers_complete()
-        if self._is_for_one_request and self.cycle:
-            self.cycle.keep_alive = False
+        if self.cycle is not before:  # else it is a WebSocket from now on
+            self._wire.hold(self.cycle)
+            self.cycle.keep_alive = self.cycle.keep_alive and not self._is_for_one_request
 
     def on_body(self, body: bytes) -> None:
         self._bytes_of_nothing = 0
-        super().on_body(body)
+        if self._wire.body:
+            self._wire.body.add(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._bytes_of_nothing, self._is_in_body = 0, False
+        if self._wire.body:
+            self._wire.body.end()
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
@@ -224,17 +240,125 @@ class ClientWebSocket(WebSocketsSansIOProtocol):
             self.handshake_complete = True  # a refusal is an answer too, which Uvicorn would log as our mistake
 
 
+class Wire:
+    """The connection of one request, for an endpoint that moves much."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.body: Body | None = None
+        self._connection = connection
+        self._answer: HeldHead
+
+    def hold(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._answer = HeldHead(self._connection.transport, self._connection.loop)
+        cycle.transport = cast(asyncio.Transport, self._answer)
+
+    def take_body(self) -> Body:
+        """The rest of the body, for an endpoint that has just received a piece which is not the last."""
+        self.body = Body(self._connection.flow, self._connection.departure)
+        return self.body
+
+    async def write(self, parts: Sequence[bytes]) -> None:
+        """A piece of an answer that has begun, and whose length nobody has said. None of `parts` is copied."""
+        flow = self._connection.flow
+        if flow.write_paused and not self._cycle.disconnected:
+            await flow.drain()
+        if not self._cycle.disconnected:
+            self._answer.write_all((b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n"))
+
+
+def wire_of(scope: Scope) -> Wire:
+    wire: Wire = scope["extensions"][WIRE]
+    return wire
+
+
+class Body:
+    """What is to come of a request's body, piece by piece, as it was read."""
+
+    def __init__(self, flow: FlowControl, departure: Departure) -> None:
+        self._flow = flow
+        self._departure = departure
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._is_over = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size > MAX_WAITING:
+            self._flow.pause_reading()
+        self._wake()
+
+    def end(self) -> None:
+        self._is_over = True
+        self._wake()
+
+    async def next(self) -> bytes:
+        """The next piece, b"" after the last."""
+        while not self._pieces:
+            if self._is_over:
+                return b""
+            self._flow.resume_reading()
+            self._waiter = asyncio.get_running_loop().create_future()
+            with self._departure.calls(self._wake):
+                await self._waiter
+            if self._departure.has_happened and not self._pieces and not self._is_over:
+                raise ClientDisconnect
+        piece = self._pieces.popleft()
+        self._size -= len(piece)
+        return piece
+
+    def _wake(self) -> None:
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class HeldHead:
+    """A transport to which the first that is written waits for the second, if that comes at once."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: bytes | None = None
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        if self._has_begun:
+            self.write_all((data,))
+        else:
+            self._has_begun, self._held = True, data
+            self._loop.call_soon(self._let_go)
+
+    def write_all(self, parts: Sequence[bytes]) -> None:
+        if self._held is not None:
+            parts, self._held = (self._held, *parts), None
+        if not self._transport.is_closing():
+            self._transport.writelines(parts)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._let_go()
+        self._transport.close()
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self.write_all(())
+
+
 class Departure:
     """That of a client, and what is to be done then."""
 
     def __init__(self) -> None:
         self._acts: list[Callable[[], None]] = []
-        self._has_happened = False
+        self.has_happened = False
 
     @contextmanager
     def calls(self, act: Callable[[], None]) -> Iterator[None]:
         """Call `act` if the client leaves while this lasts, or has left."""
-        if self._has_happened:
+        if self.has_happened:
             act()
         self._acts.append(act)
         try:
@@ -243,7 +367,7 @@ class Departure:
             self._acts.remove(act)
 
     def happen(self) -> None:
-        self._has_happened = True
+        self.has_happened = True
         for act in self._acts:
             act()
 

@@ -11,27 +11,40 @@ Rules:
    sends takes an answer for a refusal.
 5. What an agent says is passed on unopened, but for errors: kinds of frames, their sizes and their order are checked
    here, what is in them by whoever opens it, with the decoders of `atoll.protocol`.
+6. Content goes on in the pieces in which it was read, each a frame of its own, and is copied nowhere but out of a read
+   that holds more than it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.frames import FRAMES, Frame, FrameDecoder, FrameError, FrameKind, encode_frame, encode_header
+from atoll.protocol.frames import (
+    FRAMES,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    FrameKind,
+    encode_frame,
+    encode_header,
+)
 from atoll.protocol.messages import encode_message, session_of
-from atoll.server.connections import Departure, departure_of
+from atoll.server.connections import Body, Departure, Wire, departure_of, wire_of
 from atoll.server.problems import log_if_ours, problem_response
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_link import AgentLink, Operation
 from atoll.supervisor.roster import Roster
 
 BATCH_BYTES = 256 * 1024
+SMALL_INPUT, SMALL_FRAMES = 128 * 1024, 16  # go to the agent in one piece with their call
 BATCH_FRAMES = 1024  # in one piece of an answer: each takes more memory than what it holds, if that is little
 TURN_FRAMES = 256  # of a client that are passed on before others get their turn: they may be empty, and wait for nobody
 BEGIN_SECONDS = 1.0  # most calls are done before, and need no more than one piece
@@ -41,7 +54,7 @@ class Relay:
     """POST /v1/sandboxes/{id}/call"""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = Answer(send)
+        answer = Answer(send, wire_of(scope))
         try:
             await self._relay(scope, receive, answer)
         except AtollError as problem:
@@ -55,7 +68,7 @@ class Relay:
 
     async def _relay(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         roster: Roster = scope["app"].state.roster
-        requests = Requests(receive, departure_of(scope))
+        requests = Requests(receive, wire_of(scope).take_body, departure_of(scope))
         call = await requests.next()
         if call is None or call.kind is not FrameKind.CALL:
             raise error(
@@ -66,85 +79,131 @@ class Relay:
 
 
 async def exchange(message: bytes, requests: Requests, answer: Answer, link: AgentLink) -> None:
-    async with Operation(link, message, session_of(message)) as agent:
-        feeder = asyncio.create_task(requests.feed(agent))
-        try:
-            # What the client sends is not read while its standard input is backed up; its departure must be seen.
-            with requests.departure.calls(agent.abort):
+    async with Operation(link, message, session_of(message), requests.take_small_input()) as agent:
+        # What the client sends is not read while its standard input is backed up; its departure must be seen.
+        with requests.departure.calls(agent.abort):
+            async with requests.fed_to(agent):
                 await answer.pass_on(agent, requests)
-        except AtollError:
-            if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
-                raise cause from None
-            raise
-        finally:
-            feeder.cancel()
-            await asyncio.gather(feeder, return_exceptions=True)
 
 
 class Requests:
     """The frames in a request's body."""
 
-    def __init__(self, receive: Receive, departure: Departure) -> None:
+    def __init__(self, receive: Receive, take_body: Callable[[], Body], departure: Departure) -> None:
         self.departure = departure
+        self.is_over = False  # whether all of the body has come, and been taken
         self._receive = receive
+        self._take_body = take_body
+        self._body: Body | None = None
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
-        self.is_over = False  # whether all of the body has come
+        self._has_come = False  # all of the body
+        self._small_input: bytes | None = None
 
     async def next(self) -> Frame | None:
-        while not self._frames and not self.is_over:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            self.is_over = not message.get("more_body", False)
+        while not self._frames and not self._has_come:
+            piece = await self._next_piece()
             try:
-                self._frames += self._decoder.feed(message.get("body", b""))
+                self._frames += self._decoder.feed(piece)
             except FrameError as cause:
                 raise error(ErrorCode.INVALID_REQUEST, str(cause), remedy="Use the SDK, or /exec.") from cause
-        return self._frames.popleft() if self._frames else None
+        frame = self._frames.popleft() if self._frames else None
+        self.is_over = self._has_come and not self._frames
+        return frame
+
+    async def _next_piece(self) -> bytes:
+        if self._body:
+            piece = await self._body.next()
+            self._has_come = not piece
+            return piece
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        if message.get("more_body", False):
+            self._body = self._take_body()
+        else:
+            self._has_come = True
+        body: bytes = message.get("body", b"")
+        return body
+
+    def take_small_input(self) -> bytes:
+        """All of the input as it is to be sent, if it is here and little: then it goes out with the call, each time."""
+        if self._small_input is None:
+            is_small = self._has_come and len(self._frames) <= SMALL_FRAMES and self._size() <= SMALL_INPUT
+            frames = self._frames if is_small else ()
+            self._small_input = b"".join(encode_frame(check_input(frame).kind, frame.payload) for frame in frames)
+            if is_small:
+                self._frames.clear()
+                self.is_over = True
+        return self._small_input
+
+    def _size(self) -> int:
+        return sum(len(frame.payload) for frame in self._frames)
+
+    @asynccontextmanager
+    async def fed_to(self, agent: AgentConnection) -> AsyncIterator[None]:
+        """What is left of them goes to `agent` beside what is done in the block."""
+        feeder = None if self.is_over else asyncio.create_task(self.feed(agent))
+        try:
+            yield
+        except AtollError:
+            if feeder and feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
+                raise cause from None
+            if self.departure.has_happened:
+                raise ClientDisconnect from None
+            raise
+        finally:
+            if feeder:
+                feeder.cancel()
+                await asyncio.gather(feeder, return_exceptions=True)
 
     async def feed(self, agent: AgentConnection) -> None:
-        """Standard input, as it comes; then the client's departure is all that is waited for."""
+        """Standard input, as it comes."""
         try:
             passed = 0
             while frame := await self.next():
-                if frame.kind is not FrameKind.INPUT:
-                    message = f"a {frame.kind.name} frame follows the call"
-                    raise error(ErrorCode.INVALID_REQUEST, message, remedy="Use the SDK, or /exec.")
-                await agent.send_frame(frame)
+                await agent.send_frame(check_input(frame))
                 passed += 1
                 if passed % TURN_FRAMES == 0:
                     await asyncio.sleep(0)
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            raise ClientDisconnect
         except (AtollError, ClientDisconnect):
             agent.abort()
             raise
 
 
-class Answer:
-    """The response. What is there at once goes out at once, as a whole."""
+def check_input(frame: Frame) -> Frame:
+    if frame.kind is not FrameKind.INPUT:
+        message = f"a {frame.kind.name} frame follows the call"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Use the SDK, or /exec.")
+    return frame
 
-    def __init__(self, send: Send) -> None:
+
+class Answer:
+    """The response. What is there at once goes out at once."""
+
+    def __init__(self, send: Send, wire: Wire) -> None:
         self.has_begun = False
         self._send = send
+        self._wire = wire
         self._has_frames = False
 
     async def pass_on(self, agent: AgentConnection, requests: Requests) -> None:
         await self._begin_unless_quick(agent, requests)
         is_last = False
         while not is_last:
-            body, is_last = await self._next_batch(agent)
+            parts, is_last = await self._next_batch(agent)
             self._has_frames = True
             if not self.has_begun:
-                await self._begin(len(body) if is_last else None)
-            await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+                await self._begin(sum(map(len, parts)) if is_last else None)
+                if is_last:
+                    await self._end(b"".join(parts))
+                    return
+            await self._wire.write(parts)
+        await self._end()
 
     async def fail(self, problem: AtollError) -> None:
         """The only frame of an answer that has begun."""
-        body = encode_frame(FrameKind.FAILED, encode_message(problem.to_body()))
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._end(encode_frame(FrameKind.FAILED, encode_message(problem.to_body())))
 
     async def _begin_unless_quick(self, agent: AgentConnection, requests: Requests) -> None:
         while not self.has_begun:
@@ -156,7 +215,7 @@ class Answer:
                 if requests.is_over:
                     await self._begin(None)
 
-    async def _next_batch(self, agent: AgentConnection) -> tuple[bytes, bool]:
+    async def _next_batch(self, agent: AgentConnection) -> tuple[list[bytes], bool]:
         """All frames that have come, and whether the last of the operation is among them."""
         parts: list[bytes] = []
         size = 0
@@ -166,14 +225,14 @@ class Answer:
                 parts += (encode_header(frame.kind, len(frame.payload)), frame.payload)
                 size += len(frame.payload)
                 if frame.kind is FrameKind.DONE:
-                    return b"".join(parts), True
+                    return parts, True
                 if not agent.has_frame or size > BATCH_BYTES or len(parts) > 2 * BATCH_FRAMES:
-                    return b"".join(parts), False
+                    return parts, False
         except AtollError as problem:
             if not parts and not self._has_frames:
                 raise
             parts.append(encode_frame(FrameKind.FAILED, encode_message(problem.to_body())))
-            return b"".join(parts), True
+            return parts, True
 
     async def _begin(self, length: int | None) -> None:
         self.has_begun = True
@@ -181,3 +240,6 @@ class Answer:
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _end(self, body: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})

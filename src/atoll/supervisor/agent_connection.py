@@ -67,13 +67,15 @@ class AgentConnection(asyncio.Protocol):
             or (self._transport and self._transport.is_closing())
         )
 
-    def begin(self, message: bytes, session: str | None = None) -> None:
+    def begin(self, message: bytes, session: str | None = None, more: bytes = b"") -> None:
+        """A call; `more` are frames of its input, which go out with it."""
         self._calls += 1
         self._is_busy = True
         self.session = session
         self._stage = FrameKind.CALL
-        self._is_answered = self._has_input = self._has_answer = False
-        self._write(encode_frame(FrameKind.CALL, message))
+        self._is_answered = self._has_answer = False
+        self._has_input = bool(more)
+        self._write(b"".join((encode_header(FrameKind.CALL, len(message)), message, more)))
 
     async def send_input(self, data: bytes) -> None:
         """All of a command's standard input, and its end."""

@@ -280,15 +280,16 @@ def connect(peer: socket.socket, path: Path) -> None:
 class Operation:
     """One operation on a connection, which is kept for the next only if this one came to its end."""
 
-    def __init__(self, link: AgentLink, message: bytes, session: str | None = None) -> None:
+    def __init__(self, link: AgentLink, message: bytes, session: str | None = None, more: bytes = b"") -> None:
         self._link = link
         self._message = message
         self._session = session
+        self._more = more
 
     async def __aenter__(self) -> AgentConnection:
         self._connection = await self._link.connection()
         self._link.take(self._connection)
-        self._connection.begin(self._message, self._session)
+        self._connection.begin(self._message, self._session, self._more)
         return self._connection
 
     async def __aexit__(self, *_: object) -> None:

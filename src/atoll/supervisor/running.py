@@ -31,7 +31,7 @@ KERNEL = "kernel"
 WATCH_PAUSE_SECONDS = 1.0
 KILLS = {
     EventKind.OOM_KILLED: ("it used all the memory it may", KERNEL),
-    EventKind.HOARD_KILLED: ("more waited in its sockets than twice what may", ATOLL),
+    EventKind.HOARD_KILLED: ("it held more in sockets or file locks than it may", ATOLL),
 }
 
 logger = logging.getLogger("atoll.supervisor")

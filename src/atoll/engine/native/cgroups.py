@@ -13,8 +13,9 @@ Rules:
 4. Commands have a group below, and the limit of memory is that group's. The agent is beside it and has a share of its
    own: the kernel, which kills to make room in the group that is full, never finds PID 1 there.
 5. Version 2 counts what waits in sockets as memory. Version 1 counts it apart, and only in groups that have a limit for
-   it; TCP and UDP both come under that one. Beyond it a connection still gets what it needs to go on: up to 70 KB in
-   each direction. What is beyond that, and what is not counted in either version, hoards.py looks after.
+   it; TCP and UDP both come under that one, and no sandbox has more than a quarter of what all together may have.
+   Beyond it a connection still gets what it needs to go on: up to 70 KB in each direction. What is beyond that, and
+   what is not counted in either version, hoards.py looks after.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +41,7 @@ MEMORY_OF_AGENT = 64 * 2**20  # on top of the commands': an idle one takes 3 MB,
 CPU_PERIOD_US = 100_000
 MIN_CPU_QUOTA_US = 1_000  # the kernel's own bound
 SHARE_OF_SOCKETS, LEAST_FOR_SOCKETS = 4, 8 * 2**20  # a quarter of the memory, on top of it; one fast connection takes 6
+SOCKETS = "memory.kmem.tcp.limit_in_bytes"
 FREEZE_ATTEMPTS, FREEZE_PAUSE_SECONDS = 4_000, 0.0005
 
 V1_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct", "freezer")
@@ -80,8 +83,8 @@ class Cgroups(Protocol):
         """All sandboxes together."""
         ...
 
-    def memory_limit(self, name: str) -> int:
-        """Of its commands."""
+    def socket_limit(self, name: str) -> int:
+        """What may wait in sockets of its commands."""
         ...
 
     def held_by_sockets(self, name: str) -> int:
@@ -212,11 +215,15 @@ class CgroupsV1:
     def limit_all(self, memory: int, pids: int, sockets: int) -> None:
         _write(self._roots["pids"], "pids.max", pids)
         with suppress(FileNotFoundError):
-            _write(self._roots["memory"], "memory.kmem.tcp.limit_in_bytes", sockets)
+            _write(self._roots["memory"], SOCKETS, sockets)
         _write(self._roots["memory"], "memory.limit_in_bytes", memory)
 
-    def memory_limit(self, name: str) -> int:
-        return int(_read(self._roots["memory"], f"{name}/{COMMANDS}/memory.limit_in_bytes"))
+    def socket_limit(self, name: str) -> int:
+        group, memory = f"{name}/{COMMANDS}", self._roots["memory"]
+        try:
+            return int(_read(memory, f"{group}/{SOCKETS}"))
+        except FileNotFoundError:
+            return for_sockets(int(_read(memory, f"{group}/memory.limit_in_bytes")))
 
     def held_by_sockets(self, name: str) -> int:
         try:
@@ -234,7 +241,8 @@ class CgroupsV1:
 
     def _limit_sockets(self, name: str, memory: int) -> None:
         with suppress(FileNotFoundError):  # a kernel that does not count them, of which the doctor tells
-            _write(self._roots["memory"], f"{name}/memory.kmem.tcp.limit_in_bytes", for_sockets(memory))
+            of_all = int(_read(self._roots["memory"], SOCKETS))
+            _write(self._roots["memory"], f"{name}/{SOCKETS}", for_sockets(memory, of_all))
 
     def set_cpus(self, name: str, cpus: float) -> None:
         _write(self._roots["cpu"], f"{name}/cpu.cfs_period_us", CPU_PERIOD_US)
@@ -361,8 +369,8 @@ class CgroupsV2:
         _write(self._root, "pids.max", pids)
         _write(self._root, "memory.max", memory)
 
-    def memory_limit(self, name: str) -> int:
-        return int(_read(self._root, f"{name}/{COMMANDS}/memory.max"))
+    def socket_limit(self, name: str) -> int:
+        return for_sockets(int(_read(self._root, f"{name}/{COMMANDS}/memory.max")))
 
     def held_by_sockets(self, name: str) -> int:
         return 0  # what is counted is memory here
@@ -433,9 +441,9 @@ def _enable(controller: str, level: str) -> None:
         file.write(f"+{controller}")
 
 
-def for_sockets(memory: int) -> int:
-    """What may wait in the sockets of a sandbox with so much memory."""
-    return max(LEAST_FOR_SOCKETS, memory // SHARE_OF_SOCKETS)
+def for_sockets(memory: int, of_all: int = sys.maxsize) -> int:
+    """What may wait in the sockets of a sandbox with so much memory, where all together may have `of_all`."""
+    return max(LEAST_FOR_SOCKETS, min(memory, of_all) // SHARE_OF_SOCKETS)
 
 
 def quota(cpus: float) -> int:

@@ -1,4 +1,4 @@
-"""The watch over what waits in sockets beyond any limit of the kernel's, and is nobody's memory.
+"""The watch over what waits in sockets beyond any limit of the kernel's, and over file locks: memory that is nobody's.
 
 TCP and UDP have a limit (cgroups.py, rule 5), but a connection beyond it still gets what it must, 140 KB. What waits in
 netlink, and in a datagram that is not sent yet, is not counted at all; nor is what waits for ping, which nobody may.
@@ -8,7 +8,9 @@ Rules:
    free, and no page of a program's or a file's. When that has grown by MUCH, it looks at all, in a tenth of the time at
    most. To look at one takes 0.1 ms.
 2. Whoever holds more than twice what its sockets may hold has its commands killed, as when its memory is full.
-3. If all together hold more than twice what they may, it is the one that holds most.
+3. If all together hold nearly what they may, it is the one that holds most, and so on: beyond that the kernel holds
+   everybody's sockets back, and soon has none for the host. What was found last time is taken for what the others hold.
+4. If file locks take MUCH, whoever made most of the newest has its commands killed (file_locks.py).
 
 While no server runs nobody looks. It is a thread, since an event loop may be busy for longer than a hoard needs.
 """
@@ -25,6 +27,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.engine.native.cgroups import for_sockets
+from atoll.engine.native.file_locks import locks_bytes, most_locks, newest_locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,6 +37,7 @@ PART_OF_TIME = 10
 IN_TURN = 4
 MUCH = 64 * 2**20
 TOO_OFTEN = 2  # times what is allowed
+NEARLY = 15 / 16
 OWNED = (
     *(b"MemFree", b"Buffers", b"Cached", b"SwapCached", b"AnonPages", b"SReclaimable"),
     *(b"KernelStack", b"PageTables", b"Hugetlb"),
@@ -47,7 +51,7 @@ logger = logging.getLogger("atoll.engine")
 class Groups(Protocol):
     """What is asked of control groups here."""
 
-    def memory_limit(self, name: str) -> int: ...
+    def socket_limit(self, name: str) -> int: ...
     def held_by_sockets(self, name: str) -> int: ...
     def kill_commands(self, name: str) -> None: ...
 
@@ -60,6 +64,7 @@ class HoardWatch:
         self._most_of_all = most_of_all
         self._tell = tell
         self._pids: dict[str, int] = {}  # of first processes, by group
+        self._held_before: dict[str, int] = {}
         self._kills: Counter[str] = Counter()
         self._turn = 0
         self._may_end = threading.Event()
@@ -74,6 +79,7 @@ class HoardWatch:
 
     def discard(self, name: str) -> None:
         self._pids.pop(name, None)
+        self._held_before.pop(name, None)
         self._kills.pop(name, None)
 
     def kills(self, name: str) -> int:
@@ -96,7 +102,10 @@ class HoardWatch:
                 least = min(least, now)
                 if now > least + MUCH:
                     self._look(list(self._pids))
+                    self._look_at_locks()
                     least = now
+                elif is_nearly(self._held_before, self._most_of_all):
+                    self._look(list(self._pids))
                 else:
                     self._look(self._next_in_turn())
             pause = max(PAUSE_SECONDS, (time.monotonic() - began) * PART_OF_TIME)
@@ -108,12 +117,25 @@ class HoardWatch:
 
     def _look(self, names: Iterable[str]) -> None:
         held = {name: self._held(name) for name in names}
-        for name in hoarders(held, self._most_of, self._most_of_all):
+        for name in hoarders(held, self._groups.socket_limit, self._most_of_all):
             logger.warning("%s holds %d MiB in sockets, so what runs in it is killed", name, held[name] >> 20)
-            self._groups.kill_commands(name)
-            self._kills[name] += 1
-            with suppress(RuntimeError):  # it is closed
-                self._loop.call_soon_threadsafe(self._tell, name)
+            self._kill(name)
+        self._held_before |= {name: size for name, size in held.items() if name in self._pids}
+
+    def _look_at_locks(self) -> None:
+        if (size := locks_bytes()) < MUCH:
+            return
+        if name := most_locks(newest_locks(), dict(self._pids)):
+            logger.warning("%s made most of %d MiB of file locks, so what runs in it is killed", name, size >> 20)
+            self._kill(name)
+        else:
+            logger.warning("file locks take %d MiB of memory, and no sandbox was found to have made them", size >> 20)
+
+    def _kill(self, name: str) -> None:
+        self._groups.kill_commands(name)
+        self._kills[name] += 1
+        with suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(self._tell, name)
 
     def _held(self, name: str) -> int:
         try:
@@ -122,17 +144,18 @@ class HoardWatch:
             self.discard(name)
             return 0
 
-    def _most_of(self, name: str) -> int:
-        return for_sockets(self._groups.memory_limit(name))
-
 
 def hoarders(held: dict[str, int], most_of: Callable[[str], int], most_of_all: int) -> list[str]:
     """Whose commands are to be killed. Limits are asked for only where much is held."""
     much = [name for name, size in held.items() if size > TOO_OFTEN * for_sockets(0)]
     found = [name for name in much if held[name] > TOO_OFTEN * most_of(name)]
-    if not found and sum(held.values()) > TOO_OFTEN * most_of_all:
+    if not found and is_nearly(held, most_of_all):
         return [max(held, key=held.__getitem__)]
     return found
+
+
+def is_nearly(held: dict[str, int], most_of_all: int) -> bool:
+    return sum(held.values()) > NEARLY * most_of_all
 
 
 def owned_by_nobody() -> int:
