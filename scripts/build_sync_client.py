@@ -26,6 +26,8 @@ RUFF = [sys.executable, "-m", "ruff"]
 
 # Copied as they are, under another name.
 TWINS = {"blocking_waiting.py": "waiting.py"}
+# For event loops, which there are none of on the other side.
+ASYNC_ONLY = {"proactor.py"}
 
 WORDS = [
     (r"\basync (def|for|with)\b", r"\1"),
@@ -61,7 +63,7 @@ def build(target: Path) -> None:
             (target / TWINS[path.name]).write_text(HEADER.format(name=path.name) + path.read_text())
         elif path.name == "__init__.py":
             (target / path.name).write_text(PACKAGE)
-        elif path.name not in TWINS.values():
+        elif path.name not in {*TWINS.values(), *ASYNC_ONLY}:
             (target / path.name).write_text(HEADER.format(name=path.name) + blocking(path.read_text()))
     config = ["--quiet", "--config", str(ROOT / "pyproject.toml")]
     imports = ["--config", 'lint.isort.known-first-party=["atoll"]', "--select", "I,F401", "--fix"]

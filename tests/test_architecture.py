@@ -6,9 +6,13 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from atoll import _PLACES
+from atoll.cli.main import VERBS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/atoll"
@@ -53,13 +57,6 @@ def test_there_is_a_rule_for_every_part() -> None:
     assert set(rules()) == {part_of(path) for path in modules()} - {"atoll"}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_one_way(path: Path) -> None:
-    part = part_of(path)
-    if part != "atoll":
-        assert imported_parts(path) <= rules()[part] | {part}
-
-
 def test_the_lifecycle_neither_waits_nor_acts_nor_looks_at_a_clock() -> None:
     tree = ast.parse((SOURCE / "supervisor/lifecycle.py").read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -69,6 +66,65 @@ def test_the_lifecycle_neither_waits_nor_acts_nor_looks_at_a_clock() -> None:
     loaded = "import sys, atoll.supervisor.lifecycle; print(*sys.modules)"
     modules = set(subprocess.check_output([sys.executable, "-c", loaded], text=True).split())
     assert not modules & {"asyncio", "selectors", "socket", "sqlite3", "subprocess", "threading"}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    part = part_of(path)
+    if part != "atoll":
+        assert imported_parts(path) <= rules()[part] | {part}
+
+
+# What a client of a server elsewhere may be without: modules of Linux, and of what servers need besides.
+ELSEWHERE_MISSING = {
+    *("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"),
+    *("starlette", "uvicorn", "uvloop", "websockets"),
+}
+
+
+@cache
+def imported_at_once(path: Path) -> set[str]:
+    """The modules that importing a file imports; not those of its functions, or for type checkers."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def file_of(module: str) -> Path | None:
+    place = SOURCE.parent / module.replace(".", "/")
+    return next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.exists()), None)
+
+
+def chains_from(module: str) -> dict[str, list[str]]:
+    """Every module that importing `module` loads, by ours, and through which of them."""
+    chains = {module: [module]}
+    waiting = [module]
+    while waiting:
+        importer = waiting.pop()
+        parents = {".".join(importer.split(".")[:count]) for count in range(1, importer.count(".") + 1)}
+        file = file_of(importer) if importer.startswith("atoll") else None
+        for name in sorted((imported_at_once(file) if file else set()) | parents):
+            if name not in chains:
+                chains[name] = [*chains[importer], name]
+                waiting.append(name)
+    return chains
+
+
+@pytest.mark.parametrize("module", sorted({"atoll", *_PLACES, *(f"atoll.cli.{verb}" for verb in ("main", *VERBS))}))
+def test_importing_what_clients_use_needs_no_linux_and_no_server(module: str) -> None:
+    """All that `import atoll` leads to, and every verb: what it does itself may need more, and says so then."""
+    wrong = [chain for name, chain in chains_from(module).items() if name.split(".")[0] in ELSEWHERE_MISSING]
+    assert not wrong, "\n".join(" imports ".join(chain) for chain in wrong)
 
 
 def test_the_map_is_the_one_made_from_the_docstrings() -> None:

@@ -17,11 +17,13 @@ from typing import NamedTuple
 
 import pytest
 
-from atoll.cli import key, serve  # noqa: F401 (loaded now: the user who runs them below may read no module)
+from atoll.cli import key, serve  # noqa: F401 (loaded now, and what they load: who runs them below may read no module)
 from atoll.cli.main import _main
 from atoll.images.host import HostImage
 from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.server import run  # noqa: F401
 from atoll.server.routes import ROUTES
+from atoll.store import keys  # noqa: F401
 from atoll.store.database import MIGRATIONS, NAME, Database, fold_log, open_database
 from tests.system.serving import RunningServer
 from tests.unit.test_host_image import host

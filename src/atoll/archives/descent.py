@@ -2,19 +2,35 @@
 
 Each step is taken from a descriptor of the directory above and follows no link, so that no path is ever looked up
 twice and nothing leads out. One descriptor is open however deep it goes: the way back is "..", and is checked.
+
+Windows opens no directories: there, and nowhere else, `by_path.py` walks by paths.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+def flags(names: str) -> int:
+    """What `os.open` is to be told. A system without one of these has nothing that it would be for."""
+    found = 0
+    for name in names.split():
+        found |= getattr(os, name, 0)
+    return found
+
+
+HAS_DESCRIPTORS = os.open in os.supports_dir_fd  # of directories
+OPEN_DIRECTORY = flags("O_RDONLY O_DIRECTORY O_NOFOLLOW O_CLOEXEC O_NONBLOCK")
+NO_FOLLOW = flags("O_NOFOLLOW")
+NEW_FILE = flags("O_WRONLY O_CREAT O_EXCL O_NOFOLLOW O_CLOEXEC O_BINARY")
 
 Identity = tuple[int, int]
 
@@ -56,6 +72,68 @@ class Descent:
     def path_of(self, name: bytes) -> bytes:
         """`name` in this directory, counted from where the descent began."""
         return b"/".join((*self.names, name))
+
+    def children(self) -> list[bytes]:
+        return names_in(self.fd)
+
+    def status_of(self, name: bytes) -> os.stat_result:
+        return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+
+    def open(self, name: bytes, flags: int, mode: int = 0o777) -> int:
+        return os.open(name, flags, mode, dir_fd=self.fd)
+
+    def target_of(self, name: bytes) -> bytes:
+        """Where a link leads."""
+        return os.readlink(name, dir_fd=self.fd)
+
+    def make_link(self, target: bytes, name: bytes) -> None:
+        os.symlink(target, name, dir_fd=self.fd)
+
+    def open_new_directory(self, name: bytes, mode: int) -> int:
+        """A descriptor of it; it may have been there."""
+        with suppress(FileExistsError):
+            os.mkdir(name, mode, dir_fd=self.fd)
+        return os.open(name, OPEN_DIRECTORY, dir_fd=self.fd)
+
+    def enter_new(self, name: bytes, mode: int) -> None:
+        self.enter_opened(name, self.open_new_directory(name, mode))
+
+    def make_directory(self, name: bytes, mode: int, *, is_exact: bool) -> None:
+        """It may be there. What the umask would take of `mode` it has as well, if that `is_exact`."""
+        fd = self.open_new_directory(name, mode)
+        try:
+            if is_exact and sys.platform != "win32":
+                os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+
+    def remove_file(self, name: bytes) -> None:
+        os.unlink(name, dir_fd=self.fd)
+
+    def remove_opened(self, name: bytes, fd: int) -> None:
+        """The file that is open at `fd`, which is closed, if `name` still is its own."""
+        try:
+            if identity(os.fstat(fd)) == identity(self.status_of(name)):
+                self.remove_file(name)
+        finally:
+            os.close(fd)
+
+    def set_time(self, name: bytes, fd: int, seconds: int) -> None:
+        """Of the file `name`, which is open at `fd`."""
+        os.utime(fd, (seconds, seconds))
+
+    def flaw_in_name(self, name: bytes) -> str | None:
+        """Why nothing here can be called so; a file system that takes no such name says so itself."""
+        return None
+
+
+def descend(path: bytes, opening: int = OPEN_DIRECTORY & ~NO_FOLLOW) -> Descent:
+    """From the directory at `path`, to which a link may lead."""
+    if HAS_DESCRIPTORS:
+        return Descent(os.open(path, opening))
+    from atoll.archives.by_path import PathDescent  # what this imports stays in every sandbox's memory
+
+    return PathDescent(path)
 
 
 def go_on(descent: Descent, unfinished: list[list[bytes]], depth: int = 0) -> bool:

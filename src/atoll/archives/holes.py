@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,28 @@ if TYPE_CHECKING:
 
 PIECE = 256 * 1024
 _COUNTED_IN = 512  # what a file has on its disk, whatever its blocks are
+_SEEK_DATA: int = getattr(os, "SEEK_DATA", -1)  # which Windows has not
+_SEEK_HOLE: int = getattr(os, "SEEK_HOLE", -1)
 _NO_HOLES_KNOWN = (errno.EINVAL, errno.EOPNOTSUPP, errno.ESPIPE, errno.ENOTTY)
+
+
+if sys.platform != "win32":
+    _read_at, _write_at = os.pread, os.pwrite
+else:  # nobody else moves where these files are read and written
+
+    def _read_at(fd: int, count: int, offset: int, /) -> bytes:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, count)
+
+    def _write_at(fd: int, data: memoryview, offset: int, /) -> int:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.write(fd, data)
 
 
 def map_of(fd: int) -> FileMap | None:
     """Where the bytes of an open file are; None if it has no holes, or nobody knows of any. Reading begins anew."""
+    if sys.platform == "win32":
+        return None
     status = os.fstat(fd)
     if status.st_blocks * _COUNTED_IN >= status.st_size:
         return None
@@ -43,14 +61,14 @@ def _find_places(fd: int, size: int) -> list[tuple[int, int]]:
     position, filled = 0, 0  # holes of up to `filled` bytes are no holes
     while position < size:
         try:
-            start = os.lseek(fd, position, os.SEEK_DATA)
+            start = os.lseek(fd, position, _SEEK_DATA)
         except OSError as cause:
             if cause.errno != errno.ENXIO:
                 raise
             break  # nothing but a hole is left
         if start >= size:  # it grows
             break
-        end = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+        end = min(os.lseek(fd, start, _SEEK_HOLE), size)
         if places and start - sum(places[-1]) <= filled:
             start = places.pop()[0]
         places.append((start, end - start))
@@ -82,7 +100,7 @@ def read_by(file_map: FileMap, fd: int) -> Iterator[bytes]:
         end = offset + count
         while offset < end:
             wanted = min(PIECE, end - offset)
-            data = os.pread(fd, wanted, offset) or bytes(wanted)
+            data = _read_at(fd, wanted, offset) or bytes(wanted)
             offset += len(data)
             yield data
 
@@ -105,7 +123,7 @@ class MapWriter:
             while self._position == self._end:
                 self._position, count = next(self._places)
                 self._end = self._position + count
-            written = os.pwrite(self._fd, view[: self._end - self._position], self._position)
+            written = _write_at(self._fd, view[: self._end - self._position], self._position)
             self._position += written
             self.left -= written
             view = view[written:]

@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from atoll.archives.descent import OPEN_DIRECTORY, Descent, go_on, names_in
+from atoll.archives.descent import NO_FOLLOW, Descent, descend, flags, go_on
 from atoll.archives.holes import PIECE, map_of, read_by
 from atoll.archives.tar import END, MAX_NAME, Entry, EntryType, encode_entry, padding
 from atoll.protocol.errors import AtollError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NO_BOUNDS = Bounds()
 NAMES_LEFT_OUT = 10
 
-_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READING = flags("O_RDONLY O_NONBLOCK O_NOCTTY O_NOFOLLOW O_CLOEXEC O_BINARY")
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL)  # or something else by now
 
 
@@ -48,17 +48,17 @@ class Packer:
             yield from self._pack_directory()
         else:
             name = os.path.basename(self._path.rstrip(b"/"))
-            yield from self._pack_file(name, os.open(self._path, _READING & ~os.O_NOFOLLOW))
+            yield from self._pack_file(name, os.open(self._path, _READING & ~NO_FOLLOW))
         yield bytes(self._ready) + END
 
     def _pack_directory(self) -> Iterator[bytes]:
-        with Descent(os.open(self._path, OPEN_DIRECTORY & ~os.O_NOFOLLOW)) as descent:
+        with descend(self._path) as descent:
             unfinished: list[list[bytes]] = []
             name = b""
             try:
                 while True:
                     directories: list[bytes] = []
-                    for name in names_in(descent.fd):
+                    for name in descent.children():
                         yield from self._pack_entry(name, descent, directories)
                     unfinished.append(directories[::-1])
                     name = b""
@@ -73,16 +73,16 @@ class Packer:
     def _pack_entry(self, name: bytes, descent: Descent, directories: list[bytes]) -> Iterator[bytes]:
         path = descent.path_of(name)
         try:
-            status = os.stat(name, dir_fd=descent.fd, follow_symlinks=False)
+            status = descent.status_of(name)
             match stat.S_IFMT(status.st_mode):
                 case stat.S_IFREG:
-                    yield from self._pack_file(path, os.open(name, _READING, dir_fd=descent.fd))
+                    yield from self._pack_file(path, descent.open(name, _READING))
                 case stat.S_IFDIR:
                     self._count(path)
                     self._add(_entry(path, EntryType.DIRECTORY, status))
                     directories.append(name)
                 case stat.S_IFLNK:
-                    target = os.readlink(name, dir_fd=descent.fd)
+                    target = descent.target_of(name)
                     self._count(path)
                     self._add(_entry(path, EntryType.SYMLINK, status)._replace(target=target))
                 case _:

@@ -18,22 +18,22 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
+import sys
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from atoll.archives.descent import OPEN_DIRECTORY, Descent, identity
+from atoll.archives.descent import NEW_FILE, Descent
 from atoll.archives.holes import MapWriter
 from atoll.archives.tar import Entry, EntryType, TarReader, unsafe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from atoll.protocol.transfer_bounds import Tally
 
 T = TypeVar("T")
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_DIRECTORY_MODE = 0o755
 
 
@@ -52,14 +52,15 @@ ON_HOST = Policy(keeps_any_link=False, modes=0o777, obeys_umask=True)
 class Unpacker:
     """`feed` it, then `close`. An OSError is about `current`, the name of an entry."""
 
-    def __init__(self, directory: int, policy: Policy, tally: Tally | None = None) -> None:
-        """`directory` is a descriptor, which stays the caller's."""
+    def __init__(self, directory: int | Descent, policy: Policy, tally: Tally | None = None) -> None:
+        """`directory` is a descriptor, which stays the caller's, or a descent that has not begun, and is ours."""
         self.count = 0  # entries, without "."
         self.current = b""
         self._policy = policy
         self._tally = tally
         self._reader = TarReader()
-        self._place = Descent(os.dup(directory))  # in the directory of the entry before
+        # In the directory of the entry before.
+        self._place = Descent(os.dup(directory)) if isinstance(directory, int) else directory
         self._entry: Entry | None = None
         self._file = -1  # while one is being written
         self._left = 0
@@ -94,15 +95,18 @@ class Unpacker:
                 raise unsafe(entry.name, "has no name of its own", "Name it.")
             return
         self.count += 1
-        parent = self._enter(steps[:-1])
+        for step in steps:
+            if flaw := self._place.flaw_in_name(step):
+                raise unsafe(entry.name, flaw, "Name it otherwise, or leave it out.")
+        self._enter(steps[:-1])
         match entry.type:
             case EntryType.DIRECTORY:
-                self._make_directory(parent, steps[-1], entry)
+                self._make_directory(steps[-1], entry)
             case EntryType.SYMLINK:
-                self._make_link(parent, steps, entry)
+                self._make_link(steps, entry)
             case EntryType.FILE:
                 mode = self._mode_of(entry) if self._policy.obeys_umask else 0o600
-                self._file = _make(lambda: os.open(steps[-1], _NEW, mode, dir_fd=parent), parent, steps[-1])
+                self._file = self._make(lambda: self._place.open(steps[-1], NEW_FILE, mode), steps[-1])
                 self._entry, self._left = entry, entry.content
                 self._by_map = MapWriter(self._file, entry.map) if entry.map else None
                 if not self._left:
@@ -120,10 +124,10 @@ class Unpacker:
 
     def _finish_file(self) -> None:
         assert self._entry
-        if not self._policy.obeys_umask:
+        if not self._policy.obeys_umask and sys.platform != "win32":
             os.fchmod(self._file, self._mode_of(self._entry))  # now: the kernel takes some of it from what is written
         with suppress(OverflowError, OSError):  # a time that this file system cannot keep
-            os.utime(self._file, (self._entry.modified_at, self._entry.modified_at))
+            self._place.set_time(_steps(self._entry.name)[-1], self._file, self._entry.modified_at)
         os.close(self._file)
         self._file = -1
 
@@ -132,34 +136,32 @@ class Unpacker:
         assert self._entry
         ours, self._file = self._file, -1
         with suppress(OSError):
-            name = _steps(self._entry.name)[-1]
-            if identity(os.fstat(ours)) == identity(os.stat(name, dir_fd=self._place.fd, follow_symlinks=False)):
-                os.unlink(name, dir_fd=self._place.fd)
-        os.close(ours)
+            self._place.remove_opened(_steps(self._entry.name)[-1], ours)
 
-    def _make_directory(self, parent: int, name: bytes, entry: Entry) -> None:
+    def _make_directory(self, name: bytes, entry: Entry) -> None:
         mode = self._mode_of(entry) | 0o700  # what it holds is yet to come
-        fd = self._open_directory(parent, name, mode)
-        try:
-            if not self._policy.obeys_umask:
-                os.fchmod(fd, mode)
-        finally:
-            os.close(fd)
+        with self._told_of_link(name):
+            self._place.make_directory(name, mode, is_exact=not self._policy.obeys_umask)
 
     def _mode_of(self, entry: Entry) -> int:
         return entry.mode & self._policy.modes
 
-    def _make_link(self, parent: int, steps: list[bytes], entry: Entry) -> None:
+    def _make_link(self, steps: list[bytes], entry: Entry) -> None:
         if not entry.target:
             raise unsafe(entry.name, "is a link to nothing", "Leave it out.")
-        if not self._policy.keeps_any_link and not stays_inside(entry.target, depth=len(steps) - 1):
+        if not self._policy.keeps_any_link and not self._stays_inside(entry.target, depth=len(steps) - 1):
             target = f"{os.fsdecode(entry.target)!r:.200}"
             remedy = "Remove it, or pack the directory with tar inside the sandbox and download that file."
             raise unsafe(entry.name, f"is a link that leads out of it, to {target}", remedy)
-        _make(lambda: os.symlink(entry.target, steps[-1], dir_fd=parent), parent, steps[-1])
+        self._make(lambda: self._place.make_link(entry.target, steps[-1]), steps[-1])
 
-    def _enter(self, steps: list[bytes]) -> int:
-        """A descriptor of the directory that `steps` lead to, made if need be.
+    def _stays_inside(self, target: bytes, *, depth: int) -> bool:
+        ways = (b"", b".", b"..")
+        flaws = (self._place.flaw_in_name(step) for step in target.split(b"/") if step not in ways)
+        return stays_inside(target, depth=depth) and not any(flaws)
+
+    def _enter(self, steps: list[bytes]) -> None:
+        """Go to the directory that `steps` lead to, which is made if need be.
 
         From where the entry before was: an archive goes down a tree, and each way from its top would take longer.
         """
@@ -167,18 +169,28 @@ class Unpacker:
         while place.names != steps[: len(place.names)]:
             place.leave()
         for step in steps[len(place.names) :]:
-            place.enter_opened(step, self._open_directory(place.fd, step))
-        return place.fd
+            with self._told_of_link(step):
+                place.enter_new(step, _NEW_DIRECTORY_MODE)
 
-    def _open_directory(self, parent: int, name: bytes, mode: int = _NEW_DIRECTORY_MODE) -> int:
-        with suppress(FileExistsError):
-            os.mkdir(name, mode, dir_fd=parent)
+    @contextmanager
+    def _told_of_link(self, name: bytes) -> Iterator[None]:
+        """What is no directory, and should be, may be a link to one."""
         try:
-            return os.open(name, OPEN_DIRECTORY, dir_fd=parent)
+            yield
         except OSError as cause:
-            if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            if stat.S_ISLNK(self._place.status_of(name).st_mode):
                 raise unsafe(self.current, "leads through a link", "Remove the link, or unpack elsewhere.") from cause
             raise
+
+    def _make(self, make: Callable[[], T], name: bytes) -> T:
+        """Make something new; what is in the way goes first."""
+        try:
+            return make()
+        except FileExistsError:
+            if stat.S_ISDIR(self._place.status_of(name).st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+            self._place.remove_file(name)
+            return make()
 
 
 def stays_inside(target: bytes, *, depth: int) -> bool:
@@ -201,14 +213,3 @@ def _steps(name: bytes) -> list[bytes]:
     if b".." in steps:
         raise unsafe(name, "leads out of it by '..'", "Name it from the directory it is in.")
     return steps
-
-
-def _make(make: Callable[[], T], parent: int, name: bytes) -> T:
-    """Make something new; what is in the way goes first."""
-    try:
-        return make()
-    except FileExistsError:
-        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
-        os.unlink(name, dir_fd=parent)
-        return make()

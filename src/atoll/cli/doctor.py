@@ -6,6 +6,7 @@ Here answers are collected and printed; what is asked is decided by the part tha
 from __future__ import annotations
 
 import os
+import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -17,11 +18,7 @@ from rich.text import Text
 
 from atoll import __version__
 from atoll.cli.tables import open_console, print_document
-from atoll.engine.native import examination as engine
-from atoll.images import examination as images
-from atoll.storage import examination as storage
-from atoll.supervisor import trial
-from atoll.supervisor.machine import DEFAULT_STATE
+from atoll.client_sync.local_server import STATE_DIRECTORY, check_system
 from atoll.telemetry.findings import Area, Finding, Status, examine
 
 MARKS = {Status.OK: "✓", Status.WARNING: "!", Status.MISSING: "✗", Status.UNKNOWN: "?"}
@@ -45,7 +42,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path, readable=False),  # whether it can be used is for the checks to say
-    default=DEFAULT_STATE,
+    default=STATE_DIRECTORY,
     envvar="ATOLL_STATE_DIR",
     show_default=True,
     show_envvar=True,
@@ -58,6 +55,7 @@ def doctor(context: click.Context, as_json: bool, no_trial: bool, state_dir: Pat
     Each thing is tried, not guessed from a version, and nothing of the trials remains. Ends with 0 if sandboxes can be
     made here, with 1 if something they need is missing; warnings do not count.
     """
+    check_system("`atoll doctor`")
     report = examine_machine(state_dir.absolute(), with_trial=not no_trial)
     if as_json:
         print_document(report)
@@ -67,7 +65,12 @@ def doctor(context: click.Context, as_json: bool, no_trial: bool, state_dir: Pat
 
 
 def examine_machine(state: Path, *, with_trial: bool) -> Report:
-    ground, is_root = storage.nearest_directory(state), os.geteuid() == 0
+    from atoll.engine.native import examination as engine  # where the server is, and nowhere else
+    from atoll.images import examination as images
+    from atoll.storage import examination as storage
+    from atoll.supervisor import trial
+
+    ground, is_root = storage.nearest_directory(state), sys.platform == "linux" and os.geteuid() == 0
     checks = [*engine.checks(str(ground)), *storage.checks(state), *images.checks()]
     findings = [examine(check, is_root=is_root) for check in checks]
     if with_trial and is_fit(findings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -14,10 +15,12 @@ from atoll.cli.options import json_option, state_dir_option
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import make_table, print_document, show
 from atoll.cli.text import local_time
+from atoll.client_sync.local_server import check_system
 from atoll.protocol.errors import ErrorCode, cannot_write, error
 from atoll.protocol.printable import is_printable, printable
-from atoll.store.database import open_database
-from atoll.store.keys import KeyInfo, Keys
+
+if TYPE_CHECKING:
+    from atoll.store.keys import Keys
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +32,9 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyList(msgspec.Struct, frozen=True, kw_only=True):
-    keys: list[KeyInfo]
+    """What `ls --json` prints; `keys` are what the store has of them."""
+
+    keys: list[msgspec.Struct]
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +77,7 @@ def ls(state_dir: Path, as_json: bool) -> None:
     with opened(state_dir) as keys:
         found = keys.list()
     if as_json:
-        print_document(KeyList(keys=found))
+        print_document(KeyList(keys=[*found]))
     elif found:
         table = make_table("id", "name", "created")
         for info in found:
@@ -99,6 +104,10 @@ def rm(key_id: str, state_dir: Path, as_json: bool) -> None:
 
 @contextmanager
 def opened(state: Path) -> Iterator[Keys]:
+    check_system("`atoll key`")
+    from atoll.store.database import open_database  # where the server is, and nowhere else
+    from atoll.store.keys import Keys
+
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as cause:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from importlib import import_module
 from io import TextIOWrapper
@@ -16,6 +15,7 @@ from atoll.cli import problems
 from atoll.cli.ending import end_by_signals
 from atoll.protocol.errors import AtollError
 
+SIGPIPE = 13  # which Windows has no name for
 VERBS = (
     *("run", "exec", "shell", "ls", "inspect", "rm", "adopt", "cp", "files", "events"),
     *("sleep", "wake"),
@@ -43,7 +43,7 @@ class Verbs(click.Group):
                 sys.stdout.flush()
         except BrokenPipeError:
             _forget_output()
-            context.exit(128 + signal.SIGPIPE)
+            context.exit(128 + SIGPIPE)
 
 
 @click.group(cls=Verbs, name="atoll", context_settings={"help_option_names": ["-h", "--help"]})

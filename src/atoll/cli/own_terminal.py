@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import termios
+import sys
 import threading
-import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from queue import SimpleQueue
 
-from atoll.protocol.errors import AtollError
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.terminals import DEFAULT_COLS, DEFAULT_ROWS
+
+SIGWINCH: int = getattr(signal, "SIGWINCH", 0)  # which Windows has not
 
 
 def is_terminal(descriptor: int) -> bool:
@@ -30,9 +31,25 @@ def size_of(descriptor: int) -> tuple[int, int]:
     return DEFAULT_COLS, DEFAULT_ROWS
 
 
+def check_raw_mode() -> None:
+    """Windows' terminals are of another kind, which this program does not know."""
+    if sys.platform == "win32":
+        raise error(
+            ErrorCode.MACHINE_NOT_SUPPORTED,
+            f"a terminal of {sys.platform} cannot pass every key through: there is no termios",
+            remedy="Use `atoll exec`, or run `atoll shell` on Linux, macOS or in WSL.",
+            system=sys.platform,
+        )
+
+
 @contextmanager
 def raw_mode(descriptor: int) -> Iterator[None]:
     """Every key is a byte to read, Ctrl-C too, and nothing is echoed. However the block is left, it ends."""
+    if sys.platform == "win32":
+        raise NotImplementedError("see check_raw_mode")
+    import termios
+    import tty
+
     before = termios.tcgetattr(descriptor)
     try:
         tty.setraw(descriptor, termios.TCSADRAIN)  # what was typed ahead is not lost
@@ -91,13 +108,13 @@ class FollowedSize:
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGWINCH, lambda *_: self._changes.put(True))
+        self._before = signal.signal(SIGWINCH, lambda *_: self._changes.put(True))
         self._changes.put(True)
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
         """The thread is not waited for: its last message may be to a server that is gone."""
-        signal.signal(signal.SIGWINCH, self._before)
+        signal.signal(SIGWINCH, self._before)
         self._changes.put(False)
 
     def _follow(self) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
 import click
 
 from atoll import __version__
-from atoll.client_sync.local_server import runtime_of
+from atoll.client_sync.local_server import (
+    RUNTIME_DIRECTORY,
+    STATE_DIRECTORY,
+    check_installed,
+    check_system,
+    runtime_of,
+)
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.limits import MIB
-from atoll.server.run import serve as run_server
 from atoll.server.settings import IDLE_EXIT_SECONDS, Settings
-from atoll.supervisor.machine import DEFAULT_RUNTIME, DEFAULT_STATE
 from atoll.supervisor.promised_memory import OVERCOMMIT
 from atoll.telemetry.log import opened_log
 from atoll.telemetry.log_file import LogFile, Sink, StandardError
@@ -36,7 +41,7 @@ logger = logging.getLogger("atoll.server")
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path, readable=False),  # whose it is we say ourselves, and what to do
-    default=DEFAULT_STATE,
+    default=STATE_DIRECTORY,
     envvar="ATOLL_STATE_DIR",
     show_default=True,
     show_envvar=True,
@@ -46,7 +51,7 @@ logger = logging.getLogger("atoll.server")
     "--runtime-dir",
     type=click.Path(path_type=Path, readable=False),
     envvar="ATOLL_RUNTIME_DIR",
-    show_default=f"{DEFAULT_RUNTIME}; for another state directory one of its own",
+    show_default=f"{RUNTIME_DIRECTORY}; for another state directory one of its own",
     show_envvar=True,
     help="Where its sockets are.",
 )
@@ -127,6 +132,8 @@ def serve(
     a line for each sandbox that is made, changes its state or is destroyed, for what is refused, and for what fails.
     It never has a command, a variable or a key in it.
     """
+    check_system("`atoll serve`")
+    check_installed()
     if host is not None and port is None:
         port = DEFAULT_PORT
     state = state_dir.absolute()
@@ -146,7 +153,8 @@ def serve(
     sink: Sink = StandardError()
     if log_file is not None:
         sink = LogFile(log_file.absolute(), log_size * MIB, log_files, takes_stderr=embedded)
-        signal.signal(signal.SIGHUP, lambda *_: sink.reopen())
+        if sys.platform != "win32":
+            signal.signal(signal.SIGHUP, lambda *_: sink.reopen())
     with opened_log(sink, LogFormat.JSON if as_json else LogFormat(log_format)):
         run_logged(settings, has_file=log_file is not None)
 
@@ -168,6 +176,13 @@ def run_logged(settings: Settings, *, has_file: bool) -> None:
         logger.exception("it ends, since it failed")
         raise
     logger.info("it ends")
+
+
+def run_server(settings: Settings) -> None:
+    """Loaded only now, with all that a server needs and clients may be without."""
+    from atoll.server.run import serve as run
+
+    run(settings)
 
 
 def signal_of(end: BaseException) -> str:

@@ -9,7 +9,7 @@ import click
 
 from atoll.cli.live_command import STDIN, STDOUT, write_all
 from atoll.cli.options import existing_sandbox, id_argument, parse_pair, server_options
-from atoll.cli.own_terminal import FollowedSize, Keys, LeaveError, is_terminal, raw_mode, size_of
+from atoll.cli.own_terminal import FollowedSize, Keys, LeaveError, check_raw_mode, is_terminal, raw_mode, size_of
 from atoll.client_sync.sandbox import get_sandbox
 from atoll.client_sync.terminals import Terminal
 from atoll.protocol.errors import AtollError, ErrorCode, ServerLostError, error
@@ -45,6 +45,7 @@ def shell(
     """
     if attach is not None and (program or cwd or env):
         raise click.UsageError("--attach is for a terminal that runs already: --shell, --cwd and --env do not apply.")
+    check_raw_mode()
     find = get_sandbox if attach is None else existing_sandbox
     with find(sandbox_id, url=url, api_key=api_key) as sandbox:
         if not is_terminal(STDIN):

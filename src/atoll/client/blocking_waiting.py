@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,11 +28,22 @@ def wait_for_socket(
     descriptor: int, *, reading: bool, writing: bool, seconds: float | None, source: int | None = None
 ) -> bool:
     """Whether the socket became ready within `seconds`, or ever; or `source`, from which something is to be read."""
+    if sys.platform == "win32":
+        return _select(descriptor, reading=reading, writing=writing, seconds=seconds, source=source)
     poll = select.poll()
     poll.register(descriptor, (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0))
     if source is not None:
         poll.register(source, select.POLLIN)
     return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
+
+
+def is_readable(descriptor: int) -> bool:
+    """Whether there is something to read now, if only the end. Windows can say that of sockets alone."""
+    if sys.platform == "win32":
+        return bool(select.select([descriptor], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def pause(seconds: float) -> None:
@@ -80,3 +92,10 @@ class Lock:
             raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy)
         held: AbstractContextManager[object] = lock  # itself: no Ctrl-C comes between its getting and its use
         return held
+
+
+def _select(descriptor: int, *, reading: bool, writing: bool, seconds: float | None, source: int | None) -> bool:
+    """The same on Windows, whose select tells of a connection that failed as of an error."""
+    read = [descriptor] * reading + ([] if source is None else [source])
+    written = [descriptor] * writing
+    return any(select.select(read, written, written, None if seconds is None else max(0.0, seconds)))

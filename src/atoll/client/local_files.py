@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from atoll.archives.descent import find_no_directory, first_missing
+from atoll.archives.descent import HAS_DESCRIPTORS, descend, find_no_directory, first_missing, flags
 from atoll.archives.holes import MapWriter, map_of, read_by
 from atoll.archives.packing import Packer
 from atoll.archives.removal import remove_tree
@@ -23,6 +23,8 @@ from atoll.protocol.names import named
 from atoll.protocol.transfer_bounds import Tally
 
 CHUNK = 1024 * 1024
+_WRITING = flags("O_WRONLY O_CLOEXEC O_NOCTTY O_BINARY")
+_DIRECTORY = flags("O_RDONLY O_DIRECTORY O_CLOEXEC")
 _CODES = {
     errno.ENOENT: ErrorCode.FILE_NOT_FOUND,
     errno.ENOTDIR: ErrorCode.NOT_DIRECTORY,
@@ -77,14 +79,13 @@ class LocalTarget:
         self._tally = tally
         self._by_map: MapWriter | None = None
         self._partial: bytes | None = None
-        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY
         with told(path, is_made=True):
             if is_special(path):
-                descriptor = os.open(path, flags)
+                descriptor = os.open(path, _WRITING)
             else:
                 # Not made from the target's name, which may be as long as names can be.
                 partial = os.path.join(os.path.dirname(path), f".atoll-{secrets.token_hex(8)}".encode())
-                descriptor = os.open(partial, flags | os.O_CREAT | os.O_EXCL, mode & 0o777)
+                descriptor = os.open(partial, _WRITING | os.O_CREAT | os.O_EXCL, mode & 0o777)
                 self._partial = partial
         self._file = os.fdopen(descriptor, "wb")
 
@@ -165,8 +166,8 @@ class LocalTreeTarget:
                 partial = os.path.join(parent, f".atoll-{secrets.token_hex(8)}".encode())
                 os.mkdir(partial)
                 self._partial = partial
-            self._directory = os.open(self._partial or path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._unpacker = Unpacker(self._directory, ON_HOST, tally)
+            place = descend(self._partial or path, _DIRECTORY)
+        self._unpacker = Unpacker(place, ON_HOST, tally)
 
     def take_map(self, file_map: FileMap) -> None:
         raise misbehaved("a directory came as a file with holes")
@@ -188,7 +189,6 @@ class LocalTreeTarget:
         """Leave nothing of a new directory, unless it was committed."""
         with self._lock, self._unpacker:
             pass
-        os.close(self._directory)
         if self._partial:
             with suppress(OSError):
                 _remove(self._partial)
@@ -206,11 +206,25 @@ class LocalTreeTarget:
 
 
 def _remove(path: bytes) -> None:
-    parent = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if not HAS_DESCRIPTORS:
+        import shutil  # on Windows alone
+
+        shutil.rmtree(path)
+        return
+    parent = os.open(os.path.dirname(path), _DIRECTORY)
     try:
         remove_tree(parent, os.path.basename(path))
     finally:
         os.close(parent)
+
+
+def flaw_in_local_name(name: bytes) -> str | None:
+    """Why this system would take a name for another."""
+    if HAS_DESCRIPTORS:
+        return None
+    from atoll.archives.by_path import flaw_in_name  # on Windows alone
+
+    return flaw_in_name(name)
 
 
 def is_local_directory(path: bytes) -> bool:

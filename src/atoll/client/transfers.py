@@ -13,6 +13,7 @@ from atoll.client.local_files import (
     LocalTarget,
     LocalTree,
     LocalTreeTarget,
+    flaw_in_local_name,
     is_local_directory,
     is_special,
 )
@@ -191,5 +192,8 @@ def _name(remote: bytes) -> bytes:
     name = os.path.basename(remote.rstrip(b"/"))
     if name in (b"", b".", b".."):
         message = f"{os.fsdecode(remote)!r:.200} has no name to be called by on this side"
+        raise error(ErrorCode.INVALID_PATH, message, remedy="Say what it shall be called.", **named(path=remote))
+    if flaw := flaw_in_local_name(name):
+        message = f"{os.fsdecode(remote)!r:.200} {flaw}"
         raise error(ErrorCode.INVALID_PATH, message, remedy="Say what it shall be called.", **named(path=remote))
     return name

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import select
 import socket
+import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 T = TypeVar("T")
+PROACTOR: type | None = getattr(asyncio, "ProactorEventLoop", None)  # Windows' own loop, which watches no sockets
 
 # They come where something is waited for and nowhere else, so what waited can go on.
 CANCELLATIONS: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
@@ -25,6 +28,10 @@ async def wait_for_socket(
 ) -> bool:
     """Whether the socket became ready within `seconds`, or ever; or `source`, from which something is to be read."""
     loop = asyncio.get_running_loop()
+    if PROACTOR is not None and isinstance(loop, PROACTOR):
+        from atoll.client.proactor import wait_elsewhere  # on Windows alone
+
+        return await wait_elsewhere(descriptor, reading=reading, writing=writing, seconds=seconds, source=source)
     ready: asyncio.Future[bool] = loop.create_future()
     alarm = None if seconds is None else loop.call_later(max(0.0, seconds), _resolve, ready, False)
     if reading:
@@ -44,6 +51,15 @@ async def wait_for_socket(
             loop.remove_writer(descriptor)
         if source is not None:
             loop.remove_reader(source)
+
+
+def is_readable(descriptor: int) -> bool:
+    """Whether there is something to read now, if only the end. Windows can say that of sockets alone."""
+    if sys.platform == "win32":
+        return bool(select.select([descriptor], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 async def pause(seconds: float) -> None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import select
+import socket
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +17,7 @@ from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.network import NotYet
 from atoll.client_sync.server import Frames, misbehaved
-from atoll.client_sync.waiting import CANCELLATIONS, settle
+from atoll.client_sync.waiting import CANCELLATIONS, is_readable, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
 from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
 from atoll.protocol.durations import parse_duration
@@ -265,6 +267,8 @@ def input_chunks(stdin: Stdin) -> Iterator[bytes | NotYet]:
     """Standard input in pieces of a size that fits a frame. An empty one would mean its end."""
     if isinstance(stdin, str | Bytes):
         return _pieces([stdin])
+    if sys.platform == "win32" and isinstance(stdin, io.FileIO | io.BufferedReader):
+        return _pumped(stdin)
     if isinstance(stdin, io.FileIO):
         return _as_it_comes(stdin)
     if isinstance(stdin, io.BufferedReader) and isinstance(stdin.raw, io.FileIO) and not stdin.seekable():
@@ -288,6 +292,8 @@ def _pieces(stdin: Iterable[str | Bytes]) -> Iterator[bytes]:
 
 def _take_buffered(stdin: io.BufferedReader) -> bytes:
     """What has been read ahead of whoever reads it, without waiting for more."""
+    if sys.platform == "win32":  # where a thread reads
+        return b""
     blocks = os.get_blocking(stdin.fileno())
     os.set_blocking(stdin.fileno(), False)
     try:
@@ -299,10 +305,8 @@ def _take_buffered(stdin: io.BufferedReader) -> bytes:
 def _as_it_comes(stdin: io.FileIO, first: bytes = b"") -> Iterator[bytes | NotYet]:
     """A pipe or a socket may be silent for long, and the command be done without it."""
     yield from _pieces([first])
-    poll = select.poll()
-    poll.register(stdin, select.POLLIN)
     while True:
-        while not poll.poll(0):
+        while not is_readable(stdin.fileno()):
             yield NotYet(stdin.fileno())
         data = stdin.read(INPUT_CHUNK)
         if data is None:  # another process read it first
@@ -310,6 +314,43 @@ def _as_it_comes(stdin: io.FileIO, first: bytes = b"") -> Iterator[bytes | NotYe
         if not data:
             return
         yield data
+
+
+def _pumped(stdin: io.FileIO | io.BufferedReader) -> Iterator[bytes | NotYet]:
+    """The same where only sockets can be waited for, as on Windows: a thread moves it into one.
+
+    What it has read ahead when the command is done is lost.
+    """
+    near, far = socket.socketpair()
+    failures: list[OSError] = []
+    threading.Thread(target=_pump, args=(stdin, far, failures), daemon=True).start()
+    with near:
+        while True:
+            while not is_readable(near.fileno()):
+                yield NotYet(near.fileno())
+            data = near.recv(INPUT_CHUNK)
+            if not data:
+                break
+            yield data
+    if failures:
+        raise failures[0]
+
+
+def _pump(stdin: io.FileIO | io.BufferedReader, far: socket.socket, failures: list[OSError]) -> None:
+    read = stdin.read1 if isinstance(stdin, io.BufferedReader) else stdin.read
+    with far:
+        while True:
+            try:
+                data = read(INPUT_CHUNK)
+            except OSError as cause:
+                failures.append(cause)
+                return
+            if not data:
+                return
+            try:
+                far.sendall(data)
+            except OSError:  # the command is done, and nobody reads
+                return
 
 
 def _no_input(stdin: object) -> AtollError:

@@ -9,22 +9,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
-import select
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from atoll.client_sync.network import Stream, UnixAddress, connect
 from atoll.client_sync.transport import CONNECT_SECONDS
-from atoll.client_sync.waiting import pause
+from atoll.client_sync.waiting import is_readable, pause
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 STATE_DIRECTORY = "/var/lib/atoll"
@@ -35,6 +34,7 @@ LOOK_PAUSE = 0.02
 MAX_LOG = 2**20  # of all servers that were started; another is begun then, and the one before it is kept
 LOG_BOUNDS = ["--log-size", "1", "--log-files", "1"]
 LOG_TAIL = 2000
+SERVER_PACKAGES = ("starlette", "uvicorn", "uvloop", "websockets")  # the extra `server` in pyproject.toml
 COMMAND = [sys.executable, "-m", "atoll.cli", "serve", "--embedded"]
 # The shell ends at once, so that the server is adopted by init and leaves no zombie with us.
 DETACH = ["/bin/sh", "-c", '"$0" "$@" >&2 & echo $!']
@@ -59,6 +59,7 @@ class LocalServer:
 
     def open_stream(self) -> Stream:
         """A connection to the server, which is started if there is none."""
+        check_system("a server of this machine")
         return self._try_to_connect() or self._start()
 
     def _try_to_connect(self) -> Stream | None:
@@ -72,8 +73,9 @@ class LocalServer:
             raise _failed(f"the server at {self.address} takes no connection: {cause.strerror}") from cause
 
     def _start(self) -> Stream:
-        if os.geteuid() != 0:
+        if sys.platform != "linux" or os.geteuid() != 0:
             raise _not_root(f"there is no server at {self.address}, and starting one needs root")
+        check_installed()
         try:
             self.runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -149,10 +151,10 @@ class _Watch:
     """A process that is nobody's child, by a descriptor that cannot come to mean another."""
 
     def __init__(self, pid: int) -> None:
-        try:
-            self._descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._descriptor = -1
+        self._descriptor = -1
+        if sys.platform == "linux":
+            with suppress(ProcessLookupError):
+                self._descriptor = os.pidfd_open(pid)
 
     def __enter__(self) -> _Watch:
         return self
@@ -162,11 +164,7 @@ class _Watch:
             os.close(self._descriptor)
 
     def has_ended(self) -> bool:
-        if self._descriptor < 0:
-            return True
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        return bool(poll.poll(0))
+        return self._descriptor < 0 or is_readable(self._descriptor)
 
 
 def runtime_of(state: Path) -> Path:
@@ -179,7 +177,7 @@ def runtime_of(state: Path) -> Path:
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as cause:
         raise _failed(f"{path} cannot be opened: {cause.strerror}") from cause
     try:
@@ -189,11 +187,37 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    if sys.platform != "win32":
+        import fcntl  # Windows has none, and clients of servers elsewhere load this file too
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
+
+
+def check_system(what: str) -> None:
+    """`what` is possible where sandboxes are, and nowhere else."""
+    if sys.platform != "linux":
+        raise error(
+            ErrorCode.MACHINE_NOT_SUPPORTED,
+            f"{what} needs Linux, and this is {sys.platform}",
+            remedy="Run it on a Linux machine, where sandboxes can be. To use those from here, set ATOLL_URL (or url=, "
+            "--url) to its server, and ATOLL_API_KEY to a key of it.",
+            system=sys.platform,
+        )
+
+
+def check_installed() -> None:
+    """What a server needs besides what its clients need is there."""
+    if missing := [name for name in SERVER_PACKAGES if find_spec(name) is None]:
+        raise error(
+            ErrorCode.SERVER_NOT_INSTALLED,
+            f"a server needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed here",
+            remedy="pip install 'atoll[server]', or set ATOLL_URL (or url=, --url) to a server elsewhere.",
+            missing=", ".join(missing),
+        )
 
 
 def _failed(message: str, log_tail: str = "") -> AtollError:

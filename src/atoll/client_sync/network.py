@@ -13,27 +13,29 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.client_sync.waiting import look_up, pause, wait_for_socket
+from atoll.client_sync.waiting import is_readable, look_up, pause, wait_for_socket
+from atoll.protocol.errors import ErrorCode, error
 
 if TYPE_CHECKING:
     import ssl
 
 Bytes = bytes | memoryview
 
+UNIX: socket.AddressFamily | None = getattr(socket, "AF_UNIX", None)
 JOINED_BYTES = 16 * 1024  # are sooner copied than sent apart
 READ_SIZE, MAX_READ_SIZE = 64 * 1024, 1024 * 1024  # as much at once as came last time, and more
 SENT_AHEAD = 1024 * 1024  # the kernel gives twice its default at most: large files go twice as far without a wait
 BACKLOG_PAUSE = 0.005
 # A host that vanished without a word is noticed after about fifteen seconds.
-KEEPALIVE_IDLE_SECONDS, KEEPALIVE_INTERVAL_SECONDS, KEEPALIVE_PROBES = 6, 3, 3
+KEEPALIVE = {"TCP_KEEPIDLE": 6, "TCP_KEEPALIVE": 6, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}  # macOS has the second name
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Stream:
 
         A Unix socket says so, by EPIPE while we write and by ECONNRESET afterwards; TCP can only guess.
         """
-        return self._was_cut_off and not self._has_answer and self._socket.family == socket.AF_UNIX
+        return self._was_cut_off and not self._has_answer and self._socket.family == UNIX
 
     @property
     def has_unsent(self) -> bool:
@@ -137,9 +139,7 @@ class Stream:
         """Whether the peer has neither hung up nor said anything: what an idle connection must be."""
         if self._is_closed:
             return False
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
+        return not is_readable(self._socket.fileno())
 
     def send(self, *parts: Bytes, more: Iterator[bytes | NotYet] | None = None) -> None:
         """Send `parts`, then `more`. What the peer does not take at once goes out while `read` waits."""
@@ -263,7 +263,7 @@ class Stream:
                 self._unmade = None
                 return
         try:
-            if len(self._unsent) == 1 or self._tls:
+            if sys.platform == "win32" or len(self._unsent) == 1 or self._tls:
                 sent = self._socket.send(self._unsent[0])
             else:
                 sent = self._socket.sendmsg(self._unsent)
@@ -284,7 +284,7 @@ class Stream:
 
 def views(parts: Sequence[Bytes]) -> Sequence[memoryview]:
     """What is to be sent: as it is if it is much, as one piece if not."""
-    if sum(map(len, parts)) <= JOINED_BYTES or not hasattr(socket.socket, "sendmsg"):
+    if sum(map(len, parts)) <= JOINED_BYTES:
         parts = (b"".join(parts),)
     return tuple(memoryview(part) for part in parts if part)
 
@@ -298,17 +298,21 @@ def without_first(count: int, parts: Sequence[memoryview]) -> Sequence[memoryvie
 
 
 def _connect_unix(path: str, deadline: float) -> Stream:
-    directory, name = os.path.split(path)
-    # A socket's path may have 107 bytes; through a descriptor of its directory it always fits.
-    descriptor = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    peer = QuietSocket(socket.AF_UNIX)
+    if UNIX is None:
+        raise error(
+            ErrorCode.MACHINE_NOT_SUPPORTED,
+            f"unix://{path} is a Unix socket, which Python has none of on this system",
+            remedy="Set ATOLL_URL (or url=, --url) to the server's http:// or https:// address.",
+        )
+    peer = QuietSocket(UNIX)
     peer.setblocking(False)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD)
     stream = Stream(peer)
     try:
         while True:
             try:
-                peer.connect(f"/proc/self/fd/{descriptor}/{name}")
+                with short_path(path) as address:
+                    peer.connect(address)
                 return stream
             except BlockingIOError:  # so many wait already; a Unix socket cannot tell us when there is room
                 if time.monotonic() > deadline:
@@ -317,6 +321,18 @@ def _connect_unix(path: str, deadline: float) -> Stream:
     except BaseException:
         stream.close()
         raise
+
+
+@contextmanager
+def short_path(path: str) -> Iterator[str]:
+    """A socket's path may have 107 bytes; on Linux it always fits, through a descriptor of its directory."""
+    if sys.platform != "linux":
+        yield path
+        return
+    directory, name = os.path.split(path)
+    descriptor = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
     finally:
         os.close(descriptor)
 
@@ -326,9 +342,9 @@ def _connect_tcp(peer: socket.socket, target: tuple[object, ...], address: TcpAd
     stream = Stream(peer)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    for option, value in KEEPALIVE.items():
+        if hasattr(socket, option):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     try:
         try:
             peer.connect(target)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from enum import StrEnum
 from typing import ClassVar, Self
 
@@ -90,6 +91,7 @@ class ErrorCode(StrEnum):
     NOT_ROOT = "NOT_ROOT"
     KERNEL_TOO_OLD = "KERNEL_TOO_OLD"
     MACHINE_NOT_SUPPORTED = "MACHINE_NOT_SUPPORTED"
+    SERVER_NOT_INSTALLED = "SERVER_NOT_INSTALLED"
     LAYER_NOT_IDMAPPABLE = "LAYER_NOT_IDMAPPABLE"
     HOST_IMAGE_NOT_POSSIBLE = "HOST_IMAGE_NOT_POSSIBLE"
     UID_RANGES_EXHAUSTED = "UID_RANGES_EXHAUSTED"
@@ -365,6 +367,7 @@ _CLASSES: dict[str, type[AtollError]] = {
     ErrorCode.NOT_ROOT: NotRootError,
     ErrorCode.KERNEL_TOO_OLD: HostError,
     ErrorCode.MACHINE_NOT_SUPPORTED: HostError,
+    ErrorCode.SERVER_NOT_INSTALLED: HostError,
     ErrorCode.LAYER_NOT_IDMAPPABLE: HostError,
     ErrorCode.HOST_IMAGE_NOT_POSSIBLE: HostError,
     ErrorCode.UID_RANGES_EXHAUSTED: HostError,
@@ -423,7 +426,7 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
         )
     if cause.errno in (errno.EMFILE, errno.ENFILE):
         return too_many_open_files(cause)
-    if cause.errno in (errno.EACCES, errno.EPERM) and os.geteuid() != 0:
+    if cause.errno in (errno.EACCES, errno.EPERM) and _uid() != 0:
         return not_yours(path)
     if cause.errno == errno.EROFS:
         return error(
@@ -442,7 +445,7 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
 
 def not_yours(path: str) -> AtollError:
     """What to tell who is another user than the one whose state directory it is, most likely root."""
-    uid = os.geteuid()
+    uid = _uid()
     return error(
         ErrorCode.NOT_ROOT,
         f"{path} belongs to another user, and this process runs as uid {uid}",
@@ -451,6 +454,12 @@ def not_yours(path: str) -> AtollError:
         path=path,
         uid=uid,
     )
+
+
+def _uid() -> int:
+    if sys.platform == "win32":
+        return -1
+    return os.geteuid()
 
 
 def too_many_open_files(cause: OSError) -> AtollError:

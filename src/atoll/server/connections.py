@@ -18,18 +18,21 @@ import select
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.server.problems import problem_response
 from atoll.server.strangers import PATIENCE_SECONDS, Strangers
+from atoll.server.uvicorn_insides import (
+    STATUS_LINE,
+    FlowControl,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+    WebSocketsSansIOProtocol,
+)
 from atoll.supervisor.descriptors import is_reserved, no_room
 
 MAX_HEAD = 64 * 1024
@@ -234,7 +237,7 @@ class ClientWebSocket(WebSocketsSansIOProtocol):
         self.scope["extensions"][DEPARTURE] = self.departure  # type: ignore[assignment]
         await super().run_asgi()
 
-    async def send(self, message: ASGISendEvent) -> None:
+    async def send(self, message: Any) -> None:
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True  # a refusal is an answer too, which Uvicorn would log as our mistake
