@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from atoll.protocol.frames import FRAMES, FrameKind, encode_frame
+from atoll.server.api_route import ApiRoute
 from atoll.server.files import TAR
 from atoll.server.openapi import document
-from atoll.server.routes import ROUTES, ApiRoute
+from atoll.server.routes import ROUTES
 from tests.system.serving import Answer, RunningServer
 
 EXAMPLES = 50
@@ -41,8 +42,7 @@ CASES = [
     pytest.param(route, mode, id=f"{route.method} {route.path} {mode.value}")
     for route in ROUTES
     for mode in GenerationMode
-    if route.body_type != FRAMES
-    and (mode is GenerationMode.POSITIVE or route.body or route.queries or "{" in route.path)
+    if route.body_type != FRAMES and (mode is GenerationMode.POSITIVE or route.body or route.query or "{" in route.path)
 ]
 
 

@@ -12,10 +12,13 @@ from atoll.protocol.calls import encode_call
 from atoll.protocol.commands import ExecShell
 from atoll.protocol.errors import (
     AtollError,
+    CallerError,
     Context,
     ErrorBody,
     ErrorCode,
+    HostError,
     InternalError,
+    SandboxError,
     as_id,
     error,
     from_body,
@@ -57,6 +60,18 @@ def test_every_code_travels_and_comes_back_the_same(code: ErrorCode) -> None:
             {"path": "/x", "number": 3},
             "do this",
         )
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_a_row_says_all_there_is_to_know_about_a_code(code: ErrorCode) -> None:
+    made = error(code, "it failed")
+    assert code.value == code.name == str(code)
+    assert type(made) is code.kind and made.code is code
+    assert getattr(made, "errno", None) == code.errno
+    assert issubclass(code.kind, OSError) == (code.errno is not None)
+    branch = {CallerError: 400, SandboxError: 400, HostError: 500, InternalError: 500}
+    (lowest,) = (status for kind, status in branch.items() if isinstance(made, kind))
+    assert lowest <= code.status < 600
 
 
 def test_a_code_from_the_future_keeps_its_words() -> None:

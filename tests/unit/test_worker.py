@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from atoll.agent.files.worker import HostPort, Progress
+from atoll.agent.files.worker import HostPort, Phase
 from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameKind
 
 
@@ -15,10 +15,10 @@ def frames_of(*pieces: bytes) -> tuple[list[Frame], int]:
     """What the host receives, and how far the worker says that it is."""
     host, connection = socket.socketpair()
     connection.setblocking(False)
-    progress = bytearray(1)
+    phase = bytearray(1)
 
     def send() -> None:
-        port = HostPort(connection.detach(), b"", memoryview(bytearray(1024)), progress)
+        port = HostPort(connection.detach(), b"", memoryview(bytearray(1024)), phase)
         for piece in pieces:
             port.send_data(piece)
         port.send_last(FrameKind.DONE, b"done")
@@ -31,15 +31,15 @@ def frames_of(*pieces: bytes) -> tuple[list[Frame], int]:
         while data := host.recv(2**16):
             frames += decoder.feed(data)
     sending.join()
-    return frames, progress[0]
+    return frames, phase[0]
 
 
 @pytest.mark.parametrize("size", [0, 1, 1024, 20_000, 70_000, MAX_PAYLOAD, MAX_PAYLOAD + 1, 3 * MAX_PAYLOAD + 7])
 def test_data_of_any_size_is_sent_in_frames_that_the_protocol_allows(size: int) -> None:
     content = (b"0123456789abcdef" * (size // 16 + 1))[:size]
-    frames, progress = frames_of(b"first", content)
+    frames, phase = frames_of(b"first", content)
     *data, last = frames
     assert {frame.kind for frame in data} == {FrameKind.DATA}
     assert b"".join(frame.payload for frame in data) == b"first" + content
     assert last == Frame(FrameKind.DONE, b"done")
-    assert progress == Progress.ANSWERING
+    assert phase == Phase.ANSWERING

@@ -56,7 +56,7 @@ class DescriptorLimit:
         return fd < self._most
 
     def lower(self) -> None:
-        """What a command gets. In a child that will be one this is all."""
+        """Take the limits that a command gets. In a child that will be one this is all."""
         if self._is_raised:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
 
@@ -72,7 +72,7 @@ class DescriptorLimit:
 
 
 class Reserve:
-    """One descriptor. Each thread needs its own."""
+    """A descriptor in reserve. Each thread needs its own."""
 
     _fd = -1
 
@@ -86,7 +86,7 @@ class Reserve:
 
     @contextmanager
     def given_up(self) -> Iterator[None]:
-        """What is done here may have one descriptor at a time."""
+        """The work done in here may have one descriptor at a time."""
         was_open = self._fd >= 0
         self.close()
         try:

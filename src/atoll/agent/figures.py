@@ -41,7 +41,7 @@ class Cpu(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What the figures of one moment follow from."""
+    """The readings of a moment, from which its figures follow."""
 
     boot: float  # seconds since the sandbox's clock began
     wall: float

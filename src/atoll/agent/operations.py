@@ -24,7 +24,7 @@ class Loan(NamedTuple):
 
 
 class Owner(Protocol):
-    """Who asked for an operation and gets what comes of it. After `done` or `fail` it hears no more."""
+    """The asker of an operation, who gets what comes of it. After `done` or `fail` it hears no more."""
 
     def send(self, kind: FrameKind, payload: bytes = b"") -> None: ...
     def done(self, result: Result) -> None: ...
@@ -65,7 +65,7 @@ class Operation(Protocol):
 
 
 class Calls:
-    """What an agent can be asked, by the type of the call."""
+    """The calls that an agent answers, by their type."""
 
     def __init__(self) -> None:
         self.answers: dict[type, Callable[[Any], Result]] = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from atoll.agent import main
 from atoll.agent.commands.vfork import ending_with_us
 from atoll.agent.files.files import perform
-from atoll.agent.files.worker import Order, WorkerProcess, encode_order, receive_packet, send_packet
+from atoll.agent.files.worker import Job, WorkerProcess, encode_job, receive_packet, send_packet
 from atoll.agent.server import pid_of
 from atoll.protocol.agents import Ping
 from atoll.protocol.commands import Exec, ExecShell
@@ -109,7 +109,7 @@ async def _play_calls(agent: main.Agent, address: str, calls: Sequence[Call]) ->
 
 
 def _play_worker(directory: int) -> None:
-    """What a worker does, done here: its own copy of us would take to its grave what it has learnt."""
+    """A worker's work, done here: its own copy of us would take to its grave what it has learnt."""
     ours, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     host, connection = socket.socketpair()
     worker = WorkerProcess(control.detach(), bytearray(1), perform)
@@ -123,7 +123,7 @@ def _play_worker(directory: int) -> None:
             (StatFile(path=path), b""),
             (ListFiles(path=b"/proc/self/fd"), b""),
         ):
-            send_packet(ours, encode_order(Order(encode_message(call), b"/", unread)), [connection.fileno()])
+            send_packet(ours, encode_job(Job(encode_message(call), b"/", unread)), [connection.fileno()])
             worker.serve_one()
             receive_packet(ours)
             host.recv(65_536)

@@ -164,7 +164,7 @@ def first_missing(path: bytes) -> bytes:
 
 
 def find_no_directory(path: bytes) -> bytes | None:
-    """What is on the way to `path`, or is it, and is there and is no directory."""
+    """The step on the way to `path`, or `path` itself, that is there and is no directory."""
     for step in (*_ways(path), path.rstrip(b"/")):
         if os.path.exists(step) and not os.path.isdir(step):
             return step
@@ -184,5 +184,5 @@ def identity(status: os.stat_result) -> Identity:
 
 
 def names_in(fd: int) -> list[bytes]:
-    """What is in a directory, in the order of the bytes. The names alone have to fit into memory."""
+    """A directory's names, in the order of their bytes. They alone have to fit into memory."""
     return sorted(map(os.fsencode, os.listdir(fd)))

@@ -95,7 +95,7 @@ def fill_smallest(places: list[tuple[int, int]]) -> tuple[int, list[tuple[int, i
 
 
 def read_by(file_map: FileMap, fd: int) -> Iterator[bytes]:
-    """What a map says there is, in pieces. What was cut off since is zeros."""
+    """The bytes that a map says there are, in pieces. Those that were cut off since are zeros."""
     for offset, count in file_map.places:
         end = offset + count
         while offset < end:

@@ -112,7 +112,7 @@ def _encode_headers(entry: Entry, extended: bytes = b"", name: bytes = b"") -> b
 
 
 def padding(size: int) -> bytes:
-    """What follows `size` bytes of content."""
+    """The zeros that follow `size` bytes of content."""
     return b"\0" * (-size % BLOCK)
 
 
@@ -236,7 +236,7 @@ class TarReader:
         return entry
 
     def _expect_map(self, entry: Entry, extended: dict[bytes, bytes]) -> None:
-        """What is called the content of a sparse file has its map first, in whole blocks."""
+        """The map of a sparse file. It comes first in what is called the content, in whole blocks."""
         if extended.get(_MAJOR) != b"1" or extended.get(_MINOR) != b"0" or entry.type is not EntryType.FILE:
             raise _old_sparse(entry.name)
         if not entry.size:
@@ -324,7 +324,7 @@ def _map_lines(held: bytearray, name: bytes) -> tuple[int, int | None]:
 
 
 def _check_global(records: dict[bytes, bytes]) -> None:
-    """What holds for all entries is a comment at most."""
+    """Refuse records for all entries, but for a comment."""
     if records.keys() & _KEPT:
         raise damaged("a name or a size is given for all entries at once")
 

@@ -28,7 +28,7 @@ class Family(StrEnum):
 
 
 class Defence(StrEnum):
-    """One layer each. Values are what a switch is called."""
+    """The defences, a layer each. A value is the name of its switch."""
 
     FILTER = "filter"  # seccomp
     CAPABILITIES = "capabilities"
@@ -75,7 +75,7 @@ class Evidence(StrEnum):
 
 
 class Attack(msgspec.Struct, frozen=True, kw_only=True):
-    """One attack. Each of its `defences` is enough to stop it; with all of them off, it succeeds.
+    """An attack. Each of its `defences` is enough to stop it; with all of them off, it succeeds.
 
     A `witness` runs in the same sandbox, beside a payload that cannot speak for itself, and gives the verdict.
     A `victim` runs in a neighbour: it says READY, and ends with its standard input.

@@ -35,7 +35,7 @@ OnProgress = Callable[[int, int | None], object]
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What `--json` prints. `bytes` is what travelled: of a file without its holes, of a directory its archive."""
+    """The JSON of a copy. `bytes` is what travelled: of a file without its holes, of a directory its archive."""
 
     source: str
     target: str

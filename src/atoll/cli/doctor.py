@@ -27,7 +27,7 @@ STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.MISSING: "bold re
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints. Fields are added, never changed."""
+    """The document that `--json` prints. Fields are added, never changed."""
 
     version: str
     state_directory: str

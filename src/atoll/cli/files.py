@@ -124,7 +124,7 @@ def stat(sandbox_id: str, path: str, url: str | None, api_key: str | None, as_js
 
 @contextmanager
 def advice(code: ErrorCode, remedy: str) -> Iterator[None]:
-    """What to do about an error, in words of the command line."""
+    """Remedies in words of the command line, for errors of the block."""
     try:
         yield
     except AtollError as problem:

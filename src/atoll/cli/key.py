@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What `create --json` prints."""
+    """The document that `create --json` prints."""
 
     id: str
     name: str

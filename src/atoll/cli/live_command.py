@@ -75,7 +75,7 @@ class AfterwardsError(Exception):
 
 
 class OutputError(OSError):
-    """What came from a sandbox cannot be written here."""
+    """Output of a sandbox that cannot be written here."""
 
 
 def exit_code_of(problem: AtollError) -> int:

@@ -72,7 +72,7 @@ def _main(words: list[str]) -> int:
 
 
 def _forget_output() -> None:
-    """What is left in the buffer cannot be written, and must not be tried again at exit."""
+    """Give up the rest of the buffer: it cannot be written, and must not be tried again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

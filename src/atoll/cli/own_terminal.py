@@ -87,7 +87,7 @@ class Escapes:
 
 
 class Keys(FileIO):
-    """What is typed, as it comes."""
+    """The keyboard: what is typed, as it comes."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "rb", closefd=False)

@@ -44,7 +44,7 @@ def _tell(url: str | None, api_key: str | None, is_over: threading.Event) -> Non
 
 
 def look(url: str | None, api_key: str | None) -> str:
-    """What is being prepared; nothing, if that cannot be known."""
+    """The names of what is being prepared; none, if that cannot be known."""
     try:
         address = url or str(LocalServer.from_environment().address)
         return ", ".join(find_server(address, api_key).ask("GET", "/v1/server", ServerInfo).preparing)

@@ -12,7 +12,7 @@ from atoll.client_sync.sandbox import get_sandbox
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """What `--json` prints."""
+    """The document that `--json` prints."""
 
     destroyed: list[str]
 

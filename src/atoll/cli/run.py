@@ -68,7 +68,7 @@ def run_once(sandbox: Sandbox, words: tuple[str, ...], how: How, *, as_json: boo
 
 
 def remove(sandbox: Sandbox, failure: AtollError | None) -> None:
-    """What went wrong before is told rather than what goes wrong here, which is added to it."""
+    """Destroy the sandbox. An error from before is told rather than one of this, which is added to it."""
     try:
         sandbox.destroy()
     except AtollError as problem:

@@ -25,7 +25,7 @@ class ImageCatalog:
         return [HOST, *sorted(root.parent.name for root in self._store.glob("[!.]*/root"))]
 
     def known(self, name: str) -> Rootfs | None:
-        """What `resolve` returns, if that takes no time. To build the host's takes a second, and is for a thread."""
+        """The root of `name`, if that takes no time. To build the host's takes a second, and is for a thread."""
         return self._host.known() if name == HOST else self.resolve(name)
 
     def check(self, name: str) -> None:
@@ -39,7 +39,7 @@ class ImageCatalog:
             )
 
     def resolve(self, name: str) -> Rootfs:
-        """What `name` stands for now."""
+        """The root that `name` stands for now."""
         self.check(name)
         if name == HOST:
             return self._host.resolve()
@@ -47,7 +47,7 @@ class ImageCatalog:
         return Rootfs(image=name, state=name, overlays=(Overlay(name="root", target="/", layers=layers),))
 
     def recall(self, name: str, state: str) -> Rootfs:
-        """What `name` stood for when a sandbox was made on it."""
+        """The root that `name` stood for when a sandbox was made on it."""
         return self._host.recall(state) if name == HOST else self.resolve(name)
 
     def forget(self, used: set[str]) -> None:

@@ -95,7 +95,7 @@ def generated_files(host: Path) -> Iterator[str]:
 
 
 def certificates(host: Path) -> Iterator[str]:
-    """What is trusted, and no key that somebody keeps beside it."""
+    """The certificates that are trusted, and no key that somebody keeps beside them."""
     etc = host / "etc"
     for path in (path for pattern in CERTIFICATES for path in etc.glob(pattern)):
         if path.is_symlink() or (_is_public(path) and PRIVATE_KEY not in path.read_bytes()):
@@ -145,7 +145,7 @@ def _write(path: Path, text: str, mode: int) -> None:
 
 
 def _read(path: Path) -> str:
-    """Whatever its encoding is; `_write` writes the same bytes."""
+    """A file's text, whatever its encoding is; `_write` writes the same bytes."""
     return path.read_text(encoding="utf-8", errors="surrogateescape")
 
 

@@ -88,7 +88,7 @@ class HostImage:
         self._building = threading.Lock()
 
     def known(self) -> Rootfs | None:
-        """What `resolve` would return, unless it has to build it first."""
+        """The root that `resolve` would return, unless it has to build it first."""
         latest = self._latest
         if latest and latest[0] == look_at_host(self._host) and latest[1].is_dir():
             return latest[2]
@@ -250,7 +250,7 @@ def check_layout(host: Path) -> None:
 
 
 def look_at_host(host: Path) -> HostLook:
-    """What tells one state of the host from another. Cheap enough for each sandbox: times and sizes, not contents."""
+    """A state of the host, by its marks. Cheap enough for each sandbox: times and sizes, not contents."""
     return tuple((name, *_identity(f"{host}/{name}")) for name in WATCHED)
 
 
@@ -276,7 +276,7 @@ def system_name(host: Path) -> str:
 
 
 def copy_package_database(source: Path, target: Path) -> None:
-    """What dpkg needs to know what is installed. Its lock files stay behind: they are the host's."""
+    """The files by which dpkg knows what is installed. Its lock files stay behind: they are the host's."""
     if source.is_dir():
         ignore = shutil.ignore_patterns("lock", "lock-frontend", "Lock", "*-old")
         shutil.copytree(source, target, symlinks=True, ignore=ignore)

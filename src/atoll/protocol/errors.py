@@ -7,11 +7,33 @@ OSError has `errno`, `strerror`, and in `filename` what the context calls `path`
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-from enum import StrEnum
-from typing import ClassVar, Self
+from enum import Enum, StrEnum, auto
+from errno import (
+    EACCES,
+    EBUSY,
+    ECONNREFUSED,
+    ECONNRESET,
+    EDQUOT,
+    EEXIST,
+    EFBIG,
+    EINVAL,
+    EIO,
+    EISDIR,
+    ELOOP,
+    EMFILE,
+    ENAMETOOLONG,
+    ENFILE,
+    ENOENT,
+    ENOSPC,
+    ENOTDIR,
+    ENOTEMPTY,
+    EPERM,
+    EROFS,
+    ETIMEDOUT,
+)
+from typing import Self
 
 import msgspec
 
@@ -19,99 +41,6 @@ from atoll.protocol.names import name_in
 from atoll.protocol.printable import printable, printable_lines
 
 Context = dict[str, str | int | float | bool | None]
-
-
-class ErrorCode(StrEnum):
-    """Stable names; a program may branch on them."""
-
-    # The caller must change the request.
-    INVALID_SANDBOX_ID = "INVALID_SANDBOX_ID"
-    INVALID_LIMITS = "INVALID_LIMITS"
-    INVALID_IMAGE_NAME = "INVALID_IMAGE_NAME"
-    INVALID_COMMAND = "INVALID_COMMAND"
-    INVALID_ENVIRONMENT = "INVALID_ENVIRONMENT"
-    INVALID_REQUEST = "INVALID_REQUEST"
-    INVALID_PORT = "INVALID_PORT"
-    IMAGE_NOT_FOUND = "IMAGE_NOT_FOUND"
-    IMAGE_EXISTS = "IMAGE_EXISTS"
-    SANDBOX_EXISTS = "SANDBOX_EXISTS"
-    INVALID_SESSION_ID = "INVALID_SESSION_ID"
-    SESSION_NOT_FOUND = "SESSION_NOT_FOUND"
-    SESSION_EXISTS = "SESSION_EXISTS"
-    SANDBOX_NOT_FOUND = "SANDBOX_NOT_FOUND"
-    COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND"
-    FILE_NOT_FOUND = "FILE_NOT_FOUND"
-    NOT_DIRECTORY = "NOT_DIRECTORY"
-    IS_DIRECTORY = "IS_DIRECTORY"
-    FILE_EXISTS = "FILE_EXISTS"
-    DIRECTORY_NOT_EMPTY = "DIRECTORY_NOT_EMPTY"
-    NOT_A_FILE = "NOT_A_FILE"
-    FILE_TOO_LARGE = "FILE_TOO_LARGE"
-    DOWNLOAD_TOO_LARGE = "DOWNLOAD_TOO_LARGE"
-    NAME_TOO_LONG = "NAME_TOO_LONG"
-    TOO_MANY_LINKS = "TOO_MANY_LINKS"
-    READ_ONLY = "READ_ONLY"
-    PERMISSION_DENIED = "PERMISSION_DENIED"
-    INVALID_PATH = "INVALID_PATH"
-    UNSAFE_ARCHIVE = "UNSAFE_ARCHIVE"
-    RANGE_NOT_SATISFIABLE = "RANGE_NOT_SATISFIABLE"
-    PROCESS_NOT_FOUND = "PROCESS_NOT_FOUND"
-    PROCESS_EXISTS = "PROCESS_EXISTS"
-    INVALID_PROCESS_ID = "INVALID_PROCESS_ID"
-    INVALID_SIGNAL = "INVALID_SIGNAL"
-    TERMINAL_NOT_FOUND = "TERMINAL_NOT_FOUND"
-    ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND"
-    METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
-    BODY_TOO_LARGE = "BODY_TOO_LARGE"
-    HEAD_TOO_LARGE = "HEAD_TOO_LARGE"
-    CONTENT_TYPE_NOT_SUPPORTED = "CONTENT_TYPE_NOT_SUPPORTED"
-    FORBIDDEN_ORIGIN = "FORBIDDEN_ORIGIN"
-    INVALID_API_KEY = "INVALID_API_KEY"
-    KEY_NOT_FOUND = "KEY_NOT_FOUND"
-    NOT_AVAILABLE_YET = "NOT_AVAILABLE_YET"
-    # Something happened to, or inside, the sandbox.
-    PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED"
-    TOO_MANY_SESSIONS = "TOO_MANY_SESSIONS"
-    TOO_MANY_PROCESSES = "TOO_MANY_PROCESSES"
-    TOO_MANY_TERMINALS = "TOO_MANY_TERMINALS"
-    TOO_MANY_FILES = "TOO_MANY_FILES"
-    RESOURCE_BUSY = "RESOURCE_BUSY"
-    FILESYSTEM_ERROR = "FILESYSTEM_ERROR"
-    PROCESS_READY_TIMEOUT = "PROCESS_READY_TIMEOUT"
-    PROCESS_EXITED_BEFORE_READY = "PROCESS_EXITED_BEFORE_READY"
-    PROCESS_EXIT_TIMEOUT = "PROCESS_EXIT_TIMEOUT"
-    SANDBOX_NOT_RUNNING = "SANDBOX_NOT_RUNNING"
-    SANDBOX_NOT_FROZEN = "SANDBOX_NOT_FROZEN"
-    PORT_NOT_OPEN = "PORT_NOT_OPEN"
-    AGENT_BUSY = "AGENT_BUSY"
-    AGENT_LOST = "AGENT_LOST"
-    AGENT_TIMEOUT = "AGENT_TIMEOUT"
-    AGENT_MISBEHAVED = "AGENT_MISBEHAVED"
-    # The machine lacks something; its operator must act.
-    NOT_ROOT = "NOT_ROOT"
-    KERNEL_TOO_OLD = "KERNEL_TOO_OLD"
-    MACHINE_NOT_SUPPORTED = "MACHINE_NOT_SUPPORTED"
-    SERVER_NOT_INSTALLED = "SERVER_NOT_INSTALLED"
-    LAYER_NOT_IDMAPPABLE = "LAYER_NOT_IDMAPPABLE"
-    HOST_IMAGE_NOT_POSSIBLE = "HOST_IMAGE_NOT_POSSIBLE"
-    UID_RANGES_EXHAUSTED = "UID_RANGES_EXHAUSTED"
-    DISK_COMMITTED = "DISK_COMMITTED"
-    MEMORY_COMMITTED = "MEMORY_COMMITTED"
-    NO_SPACE = "NO_SPACE"
-    TOO_MANY_OPEN_FILES = "TOO_MANY_OPEN_FILES"
-    POOL_DAMAGED = "POOL_DAMAGED"
-    POOL_READ_ONLY = "POOL_READ_ONLY"
-    LIMITS_NOT_ENFORCEABLE = "LIMITS_NOT_ENFORCEABLE"
-    SANDBOX_START_FAILED = "SANDBOX_START_FAILED"
-    STATE_DIRECTORY_UNUSABLE = "STATE_DIRECTORY_UNUSABLE"
-    ADDRESS_NOT_USABLE = "ADDRESS_NOT_USABLE"
-    TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS"
-    SERVER_NOT_REACHABLE = "SERVER_NOT_REACHABLE"
-    SERVER_LOST = "SERVER_LOST"
-    STATE_DIRECTORY_IN_USE = "STATE_DIRECTORY_IN_USE"
-    # We are wrong.
-    NURSERY_FAILED = "NURSERY_FAILED"
-    INTERNAL_ERROR = "INTERNAL_ERROR"
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,36 +52,14 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-_ERRNO = {
-    ErrorCode.DIRECTORY_NOT_EMPTY: errno.ENOTEMPTY,
-    ErrorCode.NOT_A_FILE: errno.EINVAL,
-    ErrorCode.FILE_TOO_LARGE: errno.EFBIG,
-    ErrorCode.DOWNLOAD_TOO_LARGE: errno.EFBIG,
-    ErrorCode.NAME_TOO_LONG: errno.ENAMETOOLONG,
-    ErrorCode.TOO_MANY_LINKS: errno.ELOOP,
-    ErrorCode.READ_ONLY: errno.EROFS,
-    ErrorCode.TOO_MANY_FILES: errno.EMFILE,
-    ErrorCode.RESOURCE_BUSY: errno.EBUSY,
-    ErrorCode.FILESYSTEM_ERROR: errno.EIO,
-}
-
-
 class AtollError(Exception):
     """Everything Atoll raises on purpose."""
 
-    code: ErrorCode = ErrorCode.INTERNAL_ERROR
-    errno_value: ClassVar[int | None] = None
-
     def __init__(
-        self,
-        message: str,
-        *,
-        code: ErrorCode | None = None,
-        context: Context | None = None,
-        remedy: str = "",
+        self, message: str, *, code: ErrorCode | None = None, context: Context | None = None, remedy: str = ""
     ) -> None:
         super().__init__(message)
-        self.code = code or type(self).code
+        self.code = code or ErrorCode.INTERNAL_ERROR
         self.message = message
         self.context: Context = context or {}
         self.remedy = remedy
@@ -186,7 +93,7 @@ def _fill_in(problem: AtollError) -> None:
     """What an OSError has besides."""
     if not isinstance(problem, OSError):
         return
-    problem.errno = _ERRNO.get(problem.code, problem.errno_value)
+    problem.errno = problem.code.errno
     problem.strerror = problem.message
     # A connection that broke, or time that is up, is about no file, whatever was being done with one.
     if not isinstance(problem, ConnectionError | TimeoutError):
@@ -215,191 +122,200 @@ class InternalError(AtollError):
 
 
 class InvalidValueError(CallerError, ValueError):
-    code = ErrorCode.INVALID_REQUEST
+    """A value that nobody can do anything with."""
 
 
 class NotFoundError(CallerError, LookupError):
-    code = ErrorCode.IMAGE_NOT_FOUND
+    """Something that is named and is not there."""
 
 
 class AlreadyExistsError(CallerError, FileExistsError):
-    code = ErrorCode.SANDBOX_EXISTS
-    errno_value = errno.EEXIST
+    """A name that is taken."""
 
 
 class FileMissingError(CallerError, FileNotFoundError):
-    code = ErrorCode.FILE_NOT_FOUND
-    errno_value = errno.ENOENT
+    """A file that is not there, or a program."""
 
 
 class NotADirectoryPathError(CallerError, NotADirectoryError):
-    code = ErrorCode.NOT_DIRECTORY
-    errno_value = errno.ENOTDIR
+    """A path that leads through something else than a directory."""
 
 
 class IsADirectoryPathError(CallerError, IsADirectoryError):
-    code = ErrorCode.IS_DIRECTORY
-    errno_value = errno.EISDIR
+    """A directory where a file is needed."""
 
 
 class FileProblemError(CallerError, OSError):
     """What the file system refuses and Python has no class for: `code` and `errno` tell."""
 
-    code = ErrorCode.FILESYSTEM_ERROR
-
 
 class AccessError(CallerError, PermissionError):
-    code = ErrorCode.PERMISSION_DENIED
-    errno_value = errno.EACCES
+    """What this caller, or this user inside, may not do."""
 
 
 class LimitReachedError(SandboxError):
-    code = ErrorCode.PROCESS_LIMIT_REACHED
+    """As many as there may be."""
 
 
 class ProcessTimeoutError(SandboxError, TimeoutError):
     """A background process did not get ready, or did not end, in the time it was given."""
 
-    code = ErrorCode.PROCESS_READY_TIMEOUT
-    errno_value = errno.ETIMEDOUT
-
 
 class AgentLostError(SandboxError, ConnectionError):
-    code = ErrorCode.AGENT_LOST
-    errno_value = errno.ECONNRESET
+    """A connection to an agent that broke."""
 
 
 class AgentTimeoutError(SandboxError, TimeoutError):
-    code = ErrorCode.AGENT_TIMEOUT
-    errno_value = errno.ETIMEDOUT
+    """An agent that did not answer in time."""
 
 
 class AgentMisbehavedError(SandboxError):
     """Bytes from inside broke the protocol. They are never interpreted further."""
 
-    code = ErrorCode.AGENT_MISBEHAVED
-
 
 class NotRootError(HostError, PermissionError):
-    code = ErrorCode.NOT_ROOT
-    errno_value = errno.EPERM
+    """What only root may do."""
 
 
 class PortNotOpenError(SandboxError, ConnectionRefusedError):
-    code = ErrorCode.PORT_NOT_OPEN
-    errno_value = errno.ECONNREFUSED
+    """A port inside that nobody listens on."""
 
 
 class InvalidKeyError(CallerError, PermissionError):
-    code = ErrorCode.INVALID_API_KEY
-    errno_value = errno.EACCES
+    """A key that the server does not know."""
 
 
 class NotAvailableYetError(CallerError, NotImplementedError):
-    code = ErrorCode.NOT_AVAILABLE_YET
+    """What a later version can do."""
 
 
 class ServerLostError(HostError, ConnectionError):
     """Also when it could not be reached at all: the code tells."""
 
-    code = ErrorCode.SERVER_LOST
-    errno_value = errno.ECONNRESET
-
 
 class NoSpaceError(HostError, OSError):
-    code = ErrorCode.NO_SPACE
-    errno_value = errno.ENOSPC
+    """A disk that is full."""
 
 
-_CLASSES: dict[str, type[AtollError]] = {
-    ErrorCode.INVALID_SANDBOX_ID: InvalidValueError,
-    ErrorCode.INVALID_LIMITS: InvalidValueError,
-    ErrorCode.INVALID_IMAGE_NAME: InvalidValueError,
-    ErrorCode.INVALID_COMMAND: InvalidValueError,
-    ErrorCode.INVALID_ENVIRONMENT: InvalidValueError,
-    ErrorCode.INVALID_REQUEST: InvalidValueError,
-    ErrorCode.INVALID_PORT: InvalidValueError,
-    ErrorCode.INVALID_SESSION_ID: InvalidValueError,
-    ErrorCode.IMAGE_NOT_FOUND: NotFoundError,
-    ErrorCode.SESSION_NOT_FOUND: NotFoundError,
-    ErrorCode.SESSION_EXISTS: AlreadyExistsError,
-    ErrorCode.SANDBOX_NOT_FOUND: NotFoundError,
-    ErrorCode.IMAGE_EXISTS: AlreadyExistsError,
-    ErrorCode.SANDBOX_EXISTS: AlreadyExistsError,
-    ErrorCode.COMMAND_NOT_FOUND: FileMissingError,
-    ErrorCode.FILE_NOT_FOUND: FileMissingError,
-    ErrorCode.NOT_DIRECTORY: NotADirectoryPathError,
-    ErrorCode.IS_DIRECTORY: IsADirectoryPathError,
-    ErrorCode.FILE_EXISTS: AlreadyExistsError,
-    ErrorCode.DIRECTORY_NOT_EMPTY: FileProblemError,
-    ErrorCode.NOT_A_FILE: FileProblemError,
-    ErrorCode.FILE_TOO_LARGE: FileProblemError,
-    ErrorCode.DOWNLOAD_TOO_LARGE: FileProblemError,
-    ErrorCode.NAME_TOO_LONG: FileProblemError,
-    ErrorCode.TOO_MANY_LINKS: FileProblemError,
-    ErrorCode.READ_ONLY: FileProblemError,
-    ErrorCode.TOO_MANY_FILES: FileProblemError,
-    ErrorCode.RESOURCE_BUSY: FileProblemError,
-    ErrorCode.FILESYSTEM_ERROR: FileProblemError,
-    ErrorCode.INVALID_PATH: InvalidValueError,
-    ErrorCode.UNSAFE_ARCHIVE: InvalidValueError,
-    ErrorCode.RANGE_NOT_SATISFIABLE: InvalidValueError,
-    ErrorCode.PROCESS_NOT_FOUND: NotFoundError,
-    ErrorCode.PROCESS_EXISTS: AlreadyExistsError,
-    ErrorCode.INVALID_PROCESS_ID: InvalidValueError,
-    ErrorCode.INVALID_SIGNAL: InvalidValueError,
-    ErrorCode.TERMINAL_NOT_FOUND: NotFoundError,
-    ErrorCode.TOO_MANY_PROCESSES: LimitReachedError,
-    ErrorCode.TOO_MANY_TERMINALS: LimitReachedError,
-    ErrorCode.PROCESS_READY_TIMEOUT: ProcessTimeoutError,
-    ErrorCode.PROCESS_EXIT_TIMEOUT: ProcessTimeoutError,
-    ErrorCode.PROCESS_EXITED_BEFORE_READY: SandboxError,
-    ErrorCode.PERMISSION_DENIED: AccessError,
-    ErrorCode.PROCESS_LIMIT_REACHED: LimitReachedError,
-    ErrorCode.TOO_MANY_SESSIONS: LimitReachedError,
-    ErrorCode.SANDBOX_NOT_RUNNING: SandboxError,
-    ErrorCode.SANDBOX_NOT_FROZEN: SandboxError,
-    ErrorCode.PORT_NOT_OPEN: PortNotOpenError,
-    ErrorCode.AGENT_BUSY: SandboxError,
-    ErrorCode.AGENT_LOST: AgentLostError,
-    ErrorCode.AGENT_TIMEOUT: AgentTimeoutError,
-    ErrorCode.AGENT_MISBEHAVED: AgentMisbehavedError,
-    ErrorCode.NOT_ROOT: NotRootError,
-    ErrorCode.KERNEL_TOO_OLD: HostError,
-    ErrorCode.MACHINE_NOT_SUPPORTED: HostError,
-    ErrorCode.SERVER_NOT_INSTALLED: HostError,
-    ErrorCode.LAYER_NOT_IDMAPPABLE: HostError,
-    ErrorCode.HOST_IMAGE_NOT_POSSIBLE: HostError,
-    ErrorCode.UID_RANGES_EXHAUSTED: HostError,
-    ErrorCode.DISK_COMMITTED: HostError,
-    ErrorCode.MEMORY_COMMITTED: HostError,
-    ErrorCode.NO_SPACE: NoSpaceError,
-    ErrorCode.TOO_MANY_OPEN_FILES: HostError,
-    ErrorCode.POOL_DAMAGED: HostError,
-    ErrorCode.POOL_READ_ONLY: HostError,
-    ErrorCode.LIMITS_NOT_ENFORCEABLE: HostError,
-    ErrorCode.SANDBOX_START_FAILED: HostError,
-    ErrorCode.STATE_DIRECTORY_UNUSABLE: HostError,
-    ErrorCode.ROUTE_NOT_FOUND: NotFoundError,
-    ErrorCode.METHOD_NOT_ALLOWED: InvalidValueError,
-    ErrorCode.BODY_TOO_LARGE: InvalidValueError,
-    ErrorCode.HEAD_TOO_LARGE: InvalidValueError,
-    ErrorCode.CONTENT_TYPE_NOT_SUPPORTED: InvalidValueError,
-    ErrorCode.FORBIDDEN_ORIGIN: AccessError,
-    ErrorCode.INVALID_API_KEY: InvalidKeyError,
-    ErrorCode.KEY_NOT_FOUND: NotFoundError,
-    ErrorCode.NOT_AVAILABLE_YET: NotAvailableYetError,
-    ErrorCode.ADDRESS_NOT_USABLE: HostError,
-    ErrorCode.TOO_MANY_CONNECTIONS: HostError,
-    ErrorCode.SERVER_NOT_REACHABLE: ServerLostError,
-    ErrorCode.SERVER_LOST: ServerLostError,
-    ErrorCode.STATE_DIRECTORY_IN_USE: HostError,
-}
+class Speaker(Enum):
+    """The side that a code may come from. Programs act on codes, so no other is believed of an agent."""
+
+    AGENT = auto()  # and the host
+    HOST = auto()  # the server, the SDK, the doctor
+
+
+AGENT, HOST = Speaker
+
+
+class ErrorCode(StrEnum):
+    """Stable names; a program may branch on them. Each row has all there is to know about one."""
+
+    kind: type[AtollError]  # the class a caller would catch
+    status: int  # of an HTTP answer
+    speaker: Speaker
+    errno: int | None  # if the class is an OSError
+
+    def __new__(
+        cls, name: str, kind: type[AtollError], status: int, speaker: Speaker, errno: int | None = None
+    ) -> Self:
+        code = str.__new__(cls, name)
+        code._value_ = name
+        code.kind, code.status, code.speaker, code.errno = kind, status, speaker, errno
+        return code
+
+    # The caller must change the request.
+    INVALID_SANDBOX_ID = "INVALID_SANDBOX_ID", InvalidValueError, 400, HOST
+    INVALID_LIMITS = "INVALID_LIMITS", InvalidValueError, 400, HOST
+    INVALID_IMAGE_NAME = "INVALID_IMAGE_NAME", InvalidValueError, 400, HOST
+    INVALID_COMMAND = "INVALID_COMMAND", InvalidValueError, 400, AGENT
+    INVALID_ENVIRONMENT = "INVALID_ENVIRONMENT", InvalidValueError, 400, AGENT
+    INVALID_REQUEST = "INVALID_REQUEST", InvalidValueError, 400, AGENT
+    INVALID_PORT = "INVALID_PORT", InvalidValueError, 400, AGENT
+    IMAGE_NOT_FOUND = "IMAGE_NOT_FOUND", NotFoundError, 404, HOST
+    IMAGE_EXISTS = "IMAGE_EXISTS", AlreadyExistsError, 409, HOST, EEXIST
+    SANDBOX_EXISTS = "SANDBOX_EXISTS", AlreadyExistsError, 409, HOST, EEXIST
+    INVALID_SESSION_ID = "INVALID_SESSION_ID", InvalidValueError, 400, AGENT
+    SESSION_NOT_FOUND = "SESSION_NOT_FOUND", NotFoundError, 404, AGENT
+    SESSION_EXISTS = "SESSION_EXISTS", AlreadyExistsError, 409, AGENT, EEXIST
+    SANDBOX_NOT_FOUND = "SANDBOX_NOT_FOUND", NotFoundError, 404, HOST
+    COMMAND_NOT_FOUND = "COMMAND_NOT_FOUND", FileMissingError, 404, AGENT, ENOENT
+    FILE_NOT_FOUND = "FILE_NOT_FOUND", FileMissingError, 404, AGENT, ENOENT
+    NOT_DIRECTORY = "NOT_DIRECTORY", NotADirectoryPathError, 409, AGENT, ENOTDIR
+    IS_DIRECTORY = "IS_DIRECTORY", IsADirectoryPathError, 409, AGENT, EISDIR
+    FILE_EXISTS = "FILE_EXISTS", AlreadyExistsError, 409, AGENT, EEXIST
+    DIRECTORY_NOT_EMPTY = "DIRECTORY_NOT_EMPTY", FileProblemError, 409, AGENT, ENOTEMPTY
+    NOT_A_FILE = "NOT_A_FILE", FileProblemError, 409, AGENT, EINVAL
+    FILE_TOO_LARGE = "FILE_TOO_LARGE", FileProblemError, 400, AGENT, EFBIG
+    DOWNLOAD_TOO_LARGE = "DOWNLOAD_TOO_LARGE", FileProblemError, 413, AGENT, EFBIG
+    NAME_TOO_LONG = "NAME_TOO_LONG", FileProblemError, 400, AGENT, ENAMETOOLONG
+    TOO_MANY_LINKS = "TOO_MANY_LINKS", FileProblemError, 400, AGENT, ELOOP
+    READ_ONLY = "READ_ONLY", FileProblemError, 403, AGENT, EROFS
+    PERMISSION_DENIED = "PERMISSION_DENIED", AccessError, 403, AGENT, EACCES
+    INVALID_PATH = "INVALID_PATH", InvalidValueError, 400, AGENT
+    UNSAFE_ARCHIVE = "UNSAFE_ARCHIVE", InvalidValueError, 400, AGENT
+    RANGE_NOT_SATISFIABLE = "RANGE_NOT_SATISFIABLE", InvalidValueError, 416, HOST
+    PROCESS_NOT_FOUND = "PROCESS_NOT_FOUND", NotFoundError, 404, AGENT
+    PROCESS_EXISTS = "PROCESS_EXISTS", AlreadyExistsError, 409, AGENT, EEXIST
+    INVALID_PROCESS_ID = "INVALID_PROCESS_ID", InvalidValueError, 400, AGENT
+    INVALID_SIGNAL = "INVALID_SIGNAL", InvalidValueError, 400, AGENT
+    TERMINAL_NOT_FOUND = "TERMINAL_NOT_FOUND", NotFoundError, 404, AGENT
+    ROUTE_NOT_FOUND = "ROUTE_NOT_FOUND", NotFoundError, 404, HOST
+    METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED", InvalidValueError, 405, HOST
+    BODY_TOO_LARGE = "BODY_TOO_LARGE", InvalidValueError, 413, HOST
+    HEAD_TOO_LARGE = "HEAD_TOO_LARGE", InvalidValueError, 431, HOST
+    CONTENT_TYPE_NOT_SUPPORTED = "CONTENT_TYPE_NOT_SUPPORTED", InvalidValueError, 415, HOST
+    FORBIDDEN_ORIGIN = "FORBIDDEN_ORIGIN", AccessError, 403, HOST, EACCES
+    INVALID_API_KEY = "INVALID_API_KEY", InvalidKeyError, 401, HOST, EACCES
+    KEY_NOT_FOUND = "KEY_NOT_FOUND", NotFoundError, 400, HOST
+    NOT_AVAILABLE_YET = "NOT_AVAILABLE_YET", NotAvailableYetError, 501, HOST
+    # Something happened to, or inside, the sandbox.
+    PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED", LimitReachedError, 429, AGENT
+    TOO_MANY_SESSIONS = "TOO_MANY_SESSIONS", LimitReachedError, 429, AGENT
+    TOO_MANY_PROCESSES = "TOO_MANY_PROCESSES", LimitReachedError, 429, AGENT
+    TOO_MANY_TERMINALS = "TOO_MANY_TERMINALS", LimitReachedError, 429, AGENT
+    TOO_MANY_FILES = "TOO_MANY_FILES", FileProblemError, 429, AGENT, EMFILE
+    RESOURCE_BUSY = "RESOURCE_BUSY", FileProblemError, 409, AGENT, EBUSY
+    FILESYSTEM_ERROR = "FILESYSTEM_ERROR", FileProblemError, 409, AGENT, EIO
+    PROCESS_READY_TIMEOUT = "PROCESS_READY_TIMEOUT", ProcessTimeoutError, 504, AGENT, ETIMEDOUT
+    PROCESS_EXITED_BEFORE_READY = "PROCESS_EXITED_BEFORE_READY", SandboxError, 409, AGENT
+    PROCESS_EXIT_TIMEOUT = "PROCESS_EXIT_TIMEOUT", ProcessTimeoutError, 504, AGENT, ETIMEDOUT
+    SANDBOX_NOT_RUNNING = "SANDBOX_NOT_RUNNING", SandboxError, 409, HOST
+    SANDBOX_NOT_FROZEN = "SANDBOX_NOT_FROZEN", SandboxError, 409, HOST
+    PORT_NOT_OPEN = "PORT_NOT_OPEN", PortNotOpenError, 409, HOST, ECONNREFUSED
+    AGENT_BUSY = "AGENT_BUSY", SandboxError, 429, AGENT
+    AGENT_LOST = "AGENT_LOST", AgentLostError, 409, AGENT, ECONNRESET
+    AGENT_TIMEOUT = "AGENT_TIMEOUT", AgentTimeoutError, 504, HOST, ETIMEDOUT
+    AGENT_MISBEHAVED = "AGENT_MISBEHAVED", AgentMisbehavedError, 409, HOST
+    # The machine lacks something; its operator must act.
+    NOT_ROOT = "NOT_ROOT", NotRootError, 503, HOST, EPERM
+    KERNEL_TOO_OLD = "KERNEL_TOO_OLD", HostError, 503, HOST
+    MACHINE_NOT_SUPPORTED = "MACHINE_NOT_SUPPORTED", HostError, 503, HOST
+    SERVER_NOT_INSTALLED = "SERVER_NOT_INSTALLED", HostError, 503, HOST
+    LAYER_NOT_IDMAPPABLE = "LAYER_NOT_IDMAPPABLE", HostError, 503, HOST
+    HOST_IMAGE_NOT_POSSIBLE = "HOST_IMAGE_NOT_POSSIBLE", HostError, 503, HOST
+    UID_RANGES_EXHAUSTED = "UID_RANGES_EXHAUSTED", HostError, 503, HOST
+    DISK_COMMITTED = "DISK_COMMITTED", HostError, 503, HOST
+    MEMORY_COMMITTED = "MEMORY_COMMITTED", HostError, 503, HOST
+    NO_SPACE = "NO_SPACE", NoSpaceError, 507, AGENT, ENOSPC
+    TOO_MANY_OPEN_FILES = "TOO_MANY_OPEN_FILES", HostError, 503, HOST
+    POOL_DAMAGED = "POOL_DAMAGED", HostError, 503, HOST
+    POOL_READ_ONLY = "POOL_READ_ONLY", HostError, 503, HOST
+    LIMITS_NOT_ENFORCEABLE = "LIMITS_NOT_ENFORCEABLE", HostError, 503, HOST
+    SANDBOX_START_FAILED = "SANDBOX_START_FAILED", HostError, 503, HOST
+    STATE_DIRECTORY_UNUSABLE = "STATE_DIRECTORY_UNUSABLE", HostError, 503, HOST
+    ADDRESS_NOT_USABLE = "ADDRESS_NOT_USABLE", HostError, 503, HOST
+    TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS", HostError, 503, HOST
+    SERVER_NOT_REACHABLE = "SERVER_NOT_REACHABLE", ServerLostError, 503, HOST, ECONNRESET
+    SERVER_LOST = "SERVER_LOST", ServerLostError, 503, HOST, ECONNRESET
+    STATE_DIRECTORY_IN_USE = "STATE_DIRECTORY_IN_USE", HostError, 503, HOST
+    # We are wrong.
+    NURSERY_FAILED = "NURSERY_FAILED", InternalError, 500, HOST
+    INTERNAL_ERROR = "INTERNAL_ERROR", InternalError, 500, AGENT
 
 
 def error(code: ErrorCode, message: str, *, remedy: str = "", **context: str | int | float | bool | None) -> AtollError:
     """The error for `code`, of the class a caller would catch."""
-    return _CLASSES.get(code, InternalError)(message, code=code, context=context, remedy=remedy)
+    return code.kind(message, code=code, context=context, remedy=remedy)
 
 
 def as_id(value: object) -> str:
@@ -417,18 +333,18 @@ def shown(value: object, length: int = 100) -> str:
 
 def cannot_write(path: str, cause: OSError) -> AtollError:
     """What to tell when something of the state directory could not be made or written."""
-    if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+    if cause.errno in (ENOSPC, EDQUOT):
         return error(
             ErrorCode.NO_SPACE,
             f"no space is left to write {path}",
             remedy="Free some space on the disk that holds it (`df`), or files where it has no inode left (`df -i`).",
             path=path,
         )
-    if cause.errno in (errno.EMFILE, errno.ENFILE):
+    if cause.errno in (EMFILE, ENFILE):
         return too_many_open_files(cause)
-    if cause.errno in (errno.EACCES, errno.EPERM) and _uid() != 0:
+    if cause.errno in (EACCES, EPERM) and _uid() != 0:
         return not_yours(path)
-    if cause.errno == errno.EROFS:
+    if cause.errno == EROFS:
         return error(
             ErrorCode.STATE_DIRECTORY_UNUSABLE,
             f"{path} cannot be written: its file system is read-only",
@@ -475,7 +391,9 @@ def too_many_open_files(cause: OSError) -> AtollError:
 
 def from_body(body: ErrorBody) -> AtollError:
     """The error that travelled as `body`; a code this version does not know keeps its words."""
-    known = body.code in ErrorCode.__members__
-    code = ErrorCode(body.code) if known else ErrorCode.INTERNAL_ERROR
-    message = body.message if known else f"{body.message} ({body.code})"
-    return _CLASSES.get(code, InternalError)(message, code=code, context=dict(body.context), remedy=body.remedy)
+    code = ErrorCode.__members__.get(body.code)
+    if code is None:
+        code, message = ErrorCode.INTERNAL_ERROR, f"{body.message} ({body.code})"
+    else:
+        message = body.message
+    return code.kind(message, code=code, context=dict(body.context), remedy=body.remedy)

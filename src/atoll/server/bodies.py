@@ -65,20 +65,10 @@ async def _departure(request: Request) -> None:
         pass
 
 
-def read_number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise bad_request(f"{name}={text!r:.50} is not a number", f"Give {name} as digits.")
-    return int(text)
-
-
-def read_flag(request: Request, name: str) -> bool:
-    text = request.query_params.get(name, "false")
-    if text not in ("true", "false"):
-        raise bad_request(f"{name}={text!r:.50} is neither true nor false", f"Give {name}=true or {name}=false.")
-    return text == "true"
+def last_event(request: Request, since: int) -> int:
+    """The number after which to go on: an EventSource that comes back says so itself, in a header."""
+    last = request.headers.get("last-event-id", "")
+    return int(last) if last.isascii() and last.isdigit() and len(last) < 18 else since
 
 
 def wants(request: Request, media_type: str) -> bool:

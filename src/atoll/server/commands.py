@@ -1,4 +1,4 @@
-"""Commands and sessions as JSON, for clients that are not the SDK."""
+"""Commands as JSON, for clients that are not the SDK."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ import codecs
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from datetime import UTC, datetime
-from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from atoll.protocol.arguments import check_directory, check_lasting_variables
+from atoll.protocol.arguments import check_directory
 from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.frames import QUEUEING, FrameKind
-from atoll.protocol.ids import parse_session_id
-from atoll.protocol.sessions import CreateSession, SessionRequest, Sessions
+from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
 from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.command_bodies import ExecEventBody, ExecRequest, ExecResultBody
 from atoll.server.problems import bad_request, json_response
-from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
-from atoll.supervisor import sessions
+from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_failures import decode
-from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, AgentLink, Allowance, CommandOutput, patience_with
+from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, Allowance, CommandOutput, patience_with
 
 # Of each of the two streams, in one JSON document: it is made in one go, while everybody else waits.
 JSON_OUTPUT, MAX_JSON_OUTPUT = 2**20, 8 * 2**20
@@ -36,7 +33,7 @@ EVENT_OUTPUT = 64 * 1024  # bytes that an event has at most; an agent sends no m
 _STREAMS = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
 
-async def post_exec(request: Request) -> Response:
+async def run_command(request: Request) -> Response:
     asked = await read_json(request, ExecRequest)
     is_stream = wants(request, EVENT_STREAM)
     call, stdin = to_call(asked, MAX_OUTPUT_KEPT if is_stream else MAX_JSON_OUTPUT), to_stdin(asked)
@@ -182,19 +179,15 @@ def _encode(event: ExecEventBody) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (event.type.encode(), msgspec.json.encode(event))
 
 
-async def list_sessions(request: Request) -> Response:
-    found = await actor_of(request).do(caller_of(request), AgentLink.list_sessions)
-    return json_response(Sessions(sessions=found))
-
-
-async def post_session(request: Request) -> Response:
-    asked = await read_json(request, SessionRequest)
-    check_directory(asked.cwd)
-    session_id = f"session-{uuid4().hex[:12]}" if asked.id is None else parse_session_id(asked.id)
-    call = CreateSession(session_id=session_id, cwd=asked.cwd, env=check_lasting_variables(asked.env))
-    return json_response(await sessions.create_session(actor_of(request), call, caller_of(request)), 201)
-
-
-async def delete_session(request: Request) -> Response:
-    await sessions.delete_session(actor_of(request), request.path_params["session_id"], caller_of(request))
-    return Response(status_code=204)
+ROUTES = (
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/exec",
+        handler=run_command,
+        summary="Run a command; its result, or its events as text/event-stream",
+        tag="commands",
+        body=ExecRequest,
+        events=ExecEventBody,
+        answers={200: ExecResultBody},
+    ),
+)

@@ -84,7 +84,9 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
 
 def _parameter(item: dict[str, Any]) -> tuple[str, str]:
     about = item.get("description") or item["schema"].get("description", "")
-    return _name(item["name"], is_required=item.get("required", False)), f"{_type(item['schema'])} {_small(about)}"
+    return _name(
+        item["name"], is_required=item.get("required", False)
+    ), f"{_type(item['schema'])} {_default(item['schema'])} {_small(about)}"
 
 
 def _contents(status: str, answer: dict[str, Any]) -> list[tuple[str, str]]:

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, aclosing
 from email.utils import formatdate
 from typing import TypeVar
-from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -23,7 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from atoll.protocol.content_types import SNIFFED_BYTES, mime_type
-from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import (
     ChangeMode,
     CopyFile,
@@ -47,15 +46,15 @@ from atoll.protocol.files import (
     to_raw_path,
 )
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.limits import parse_bounds
 from atoll.protocol.messages import Call
-from atoll.protocol.sessions import DEFAULT_SESSION
-from atoll.protocol.transfer_bounds import Bounds
+from atoll.server.api_route import BINARY, EVENT_STREAM, SANDBOX, ApiRoute
 from atoll.server.bodies import read_json, while_client_waits
 from atoll.server.file_bodies import (
     CopyRequest,
     DirectoryRequest,
     FileCountBody,
+    FileInfoBody,
+    FileListBody,
     ModeRequest,
     MoveRequest,
     choose_path,
@@ -63,9 +62,19 @@ from atoll.server.file_bodies import (
     to_change_body,
     to_info_body,
 )
-from atoll.server.problems import bad_request, json_response, problem_response
+from atoll.server.file_queries import (
+    DeleteQuery,
+    FileQuery,
+    InfoQuery,
+    ListQuery,
+    PackQuery,
+    ReadQuery,
+    WatchQuery,
+    WriteQuery,
+)
+from atoll.server.problems import json_response, problem_response
 from atoll.server.ranges import parse_range
-from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
+from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import decode, misbehaved
 from atoll.supervisor.agent_link import AgentLink
@@ -83,9 +92,8 @@ Rest = Callable[[], Awaitable[None]]  # which lets others have their turn
 logger = logging.getLogger("atoll.server")
 
 
-async def get_content(request: Request) -> Response:
-    queries = Queries(request)
-    path, session_id = queries.path(), queries.session_id()
+async def read_file(request: Request, query: ReadQuery) -> Response:
+    path, session_id = query.raw_path, query.session_id
     wanted = None
     if "range" in request.headers:
         info = await ask(request, StatFile(path=path, session_id=session_id), decode_file_info)
@@ -94,7 +102,7 @@ async def get_content(request: Request) -> Response:
         except AtollError as problem:
             return problem_response(problem, {"content-range": f"bytes */{info.size}"})
     offset, length = wanted or (0, None)
-    most = queries.bounds().max_bytes if request.method == "GET" else None
+    most = query.bounds.max_bytes if request.method == "GET" else None
     call = ReadFile(path=path, session_id=session_id, offset=offset, length=length, max_bytes=most)
     frames = answer(request, call)
     info = decode(decode_file_info, expect(await anext(frames), FrameKind.EVENT))
@@ -122,26 +130,23 @@ async def get_content(request: Request) -> Response:
     return BreakableResponse(content(first, frames, length), status, headers)
 
 
-async def put_content(request: Request) -> Response:
-    queries = Queries(request)
-    mode = queries.get("mode")
+async def write_file(request: Request, query: WriteQuery) -> Response:
     call = WriteFile(
-        path=queries.path(),
-        session_id=queries.session_id(),
-        mode=None if mode is None else parse_mode(mode),
-        sync=queries.flag("sync"),
-        exclusive=queries.flag("exclusive"),
+        path=query.raw_path,
+        session_id=query.session_id,
+        mode=None if query.mode is None else parse_mode(query.mode),
+        sync=query.sync,
+        exclusive=query.exclusive,
     )
     return json_response(to_info_body(await feed(request, call, decode_file_info)))
 
 
-async def list_files(request: Request) -> Response:
-    queries = Queries(request)
+async def list_files(request: Request, query: ListQuery) -> Response:
     call = ListFiles(
-        path=queries.path(),
-        session_id=queries.session_id(),
-        recursive=queries.flag("recursive"),
-        include_hidden=queries.flag("hidden"),
+        path=query.raw_path,
+        session_id=query.session_id,
+        recursive=query.recursive,
+        include_hidden=query.hidden,
     )
     frames = answer(request, call)
     return StreamingResponse(
@@ -149,15 +154,13 @@ async def list_files(request: Request) -> Response:
     )
 
 
-async def get_info(request: Request) -> Response:
-    queries = Queries(request)
-    call = StatFile(path=queries.path(), session_id=queries.session_id(), follow=queries.flag("follow", True))
+async def get_file_info(request: Request, query: InfoQuery) -> Response:
+    call = StatFile(path=query.raw_path, session_id=query.session_id, follow=query.follow)
     return json_response(to_info_body(await ask(request, call, decode_file_info)))
 
 
-async def delete_files(request: Request) -> Response:
-    queries = Queries(request)
-    path, session_id, is_recursive = queries.path(), queries.session_id(), queries.flag("recursive")
+async def delete_file(request: Request, query: DeleteQuery) -> Response:
+    path, session_id, is_recursive = query.raw_path, query.session_id, query.recursive
     try:
         await ask(request, DeleteFile(path=path, session_id=session_id), decode_file_done)
     except AtollError as problem:
@@ -167,7 +170,7 @@ async def delete_files(request: Request) -> Response:
     return Response(status_code=204)
 
 
-async def post_directory(request: Request) -> Response:
+async def make_directory(request: Request) -> Response:
     asked = await read_json(request, DirectoryRequest)
     call = MakeDirectory(
         path=choose_path(asked.path, asked.path_base64),
@@ -178,7 +181,7 @@ async def post_directory(request: Request) -> Response:
     return json_response(to_info_body(await ask(request, call, decode_file_info)), 201)
 
 
-async def post_move(request: Request) -> Response:
+async def move_file(request: Request) -> Response:
     asked = await read_json(request, MoveRequest)
     call = MoveFile(
         source=choose_path(asked.source, asked.source_base64, "source"),
@@ -189,7 +192,7 @@ async def post_move(request: Request) -> Response:
     return json_response(to_info_body(await ask(request, call, decode_file_info)))
 
 
-async def post_copy(request: Request) -> Response:
+async def copy_file(request: Request) -> Response:
     asked = await read_json(request, CopyRequest)
     call = CopyFile(
         source=choose_path(asked.source, asked.source_base64, "source"),
@@ -199,7 +202,7 @@ async def post_copy(request: Request) -> Response:
     return json_response(to_info_body(await ask(request, call, decode_file_info)))
 
 
-async def post_mode(request: Request) -> Response:
+async def change_file_mode(request: Request) -> Response:
     asked = await read_json(request, ModeRequest)
     call = ChangeMode(
         path=choose_path(asked.path, asked.path_base64), session_id=asked.session_id, mode=parse_mode(asked.mode)
@@ -207,9 +210,8 @@ async def post_mode(request: Request) -> Response:
     return json_response(to_info_body(await ask(request, call, decode_file_info)))
 
 
-async def get_archive(request: Request) -> Response:
-    queries = Queries(request)
-    call = PackFiles(path=queries.path(), session_id=queries.session_id(), bounds=queries.bounds())
+async def pack_directory(request: Request, query: PackQuery) -> Response:
+    call = PackFiles(path=query.raw_path, session_id=query.session_id, bounds=query.bounds)
     frames = answer(request, call)
     first, is_whole = await first_bytes(frames)
     headers = UNTRUSTED | {"content-type": TAR} | ({"content-length": str(len(first))} if is_whole else {})
@@ -219,20 +221,18 @@ async def get_archive(request: Request) -> Response:
     return BreakableResponse(content(first, frames, None), headers=headers)
 
 
-async def put_archive(request: Request) -> Response:
-    queries = Queries(request)
-    call = UnpackFiles(path=queries.path(), session_id=queries.session_id())
+async def unpack_directory(request: Request, query: FileQuery) -> Response:
+    call = UnpackFiles(path=query.raw_path, session_id=query.session_id)
     return json_response(FileCountBody(count=(await feed(request, call, decode_file_done)).count))
 
 
-async def get_watch(request: Request) -> Response:
-    queries = Queries(request)
+async def watch_directory(request: Request, query: WatchQuery) -> Response:
     call = WatchFiles(
-        path=queries.path(),
-        session_id=queries.session_id(),
-        recursive=queries.flag("recursive", True),
-        include=[to_raw_path(pattern) for pattern in queries.all("include")],
-        exclude=[to_raw_path(pattern) for pattern in queries.all("exclude")],
+        path=query.raw_path,
+        session_id=query.session_id,
+        recursive=query.recursive,
+        include=[to_raw_path(pattern) for pattern in query.include],
+        exclude=[to_raw_path(pattern) for pattern in query.exclude],
     )
     frames = answer(request, call)
     expect(await anext(frames), FrameKind.EVENT)  # it watches now
@@ -240,48 +240,6 @@ async def get_watch(request: Request) -> Response:
         await frames.aclose()
         return Response(media_type=EVENT_STREAM)
     return StreamingResponse(changes(actor_of(request).rest, frames), media_type=EVENT_STREAM)
-
-
-class Queries:
-    """What follows the question mark. Bytes that are not UTF-8 stay what they are, as in a file's name."""
-
-    def __init__(self, request: Request) -> None:
-        text = request.scope["query_string"].decode("latin-1")
-        try:
-            self._pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=100)
-        except ValueError as cause:
-            raise bad_request(f"the query makes no sense: {cause}") from cause
-
-    def all(self, name: str) -> list[str]:
-        return [value for key, value in self._pairs if key == name]
-
-    def get(self, name: str) -> str | None:
-        values = self.all(name)
-        if len(values) > 1:
-            raise bad_request(f"{name} is given {len(values)} times", "Give it once.")
-        return values[0] if values else None
-
-    def path(self) -> bytes:
-        return choose_path(self.get("path"), self.get("path_base64"))
-
-    def session_id(self) -> str:
-        found = self.get("session_id")
-        if found and not found.isprintable():  # also what cannot be sent on
-            raise bad_request(f"session_id={found!r:.100} is none")
-        return DEFAULT_SESSION if found is None else found
-
-    def bounds(self) -> Bounds:
-        """Of a download: those given, the usual ones otherwise."""
-        names = ("max_bytes", "max_entries", "max_depth")
-        return parse_bounds(**{name: found for name in names if (found := self.get(name)) is not None})
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        text = self.get(name)
-        if text is None:
-            return default
-        if text.lower() not in ("true", "false", "1", "0"):
-            raise bad_request(f"{name}={text!r:.50} is neither true nor false", "Give true or false.")
-        return text.lower() in ("true", "1")
 
 
 async def answer(request: Request, call: Call) -> AsyncGenerator[Frame, None]:
@@ -372,7 +330,8 @@ async def content(first: bytes, frames: AsyncGenerator[Frame, None], length: int
             yield data if length is None else data[: length - sent]
             sent += len(data)
         if length is not None and sent < length:
-            raise AgentMisbehavedError(f"a file ended after {sent} bytes of {length}", remedy="Read it again.")
+            message = f"a file ended after {sent} bytes of {length}"
+            raise error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Read it again.")
 
 
 async def listing(rest: Rest, first: Frame, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
@@ -453,3 +412,122 @@ def timestamp(info: FileInfo) -> float:
         return min(info.modified_at.timestamp(), LAST_SECOND)
     except (OverflowError, ValueError):  # the agent may say anything
         return 0.0
+
+
+ROUTES = (
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/files",
+        handler=list_files,
+        summary="What is in a directory",
+        tag="files",
+        query=ListQuery,
+        answers={200: FileListBody},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path=SANDBOX + "/files",
+        handler=delete_file,
+        summary="Delete a file, or with recursive a directory",
+        tag="files",
+        query=DeleteQuery,
+        answers={204: None},
+    ),
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/files/content",
+        handler=read_file,
+        summary="A file's bytes, or with a Range header some of them",
+        tag="files",
+        query=ReadQuery,
+        answers={200: bytes, 206: bytes},
+        answer_type=BINARY,
+    ),
+    ApiRoute(
+        method="PUT",
+        path=SANDBOX + "/files/content",
+        handler=write_file,
+        summary="Write a file, of any size; nobody sees half of it",
+        tag="files",
+        query=WriteQuery,
+        body=bytes,
+        body_type=BINARY,
+        answers={200: FileInfoBody},
+    ),
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/files/info",
+        handler=get_file_info,
+        summary="Type, size, mode, owner and time of a file",
+        tag="files",
+        query=InfoQuery,
+        answers={200: FileInfoBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/files/directory",
+        handler=make_directory,
+        summary="Make a directory",
+        tag="files",
+        body=DirectoryRequest,
+        answers={201: FileInfoBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/files/move",
+        handler=move_file,
+        summary="Give a file or directory another name or place",
+        tag="files",
+        body=MoveRequest,
+        answers={200: FileInfoBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/files/copy",
+        handler=copy_file,
+        summary="Copy a file within the sandbox",
+        tag="files",
+        body=CopyRequest,
+        answers={200: FileInfoBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/files/mode",
+        handler=change_file_mode,
+        summary="Change a file's permissions",
+        tag="files",
+        body=ModeRequest,
+        answers={200: FileInfoBody},
+    ),
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/files/archive",
+        handler=pack_directory,
+        summary="A directory as a tar archive, with names from within it",
+        tag="files",
+        query=PackQuery,
+        answers={200: bytes},
+        answer_type=TAR,
+    ),
+    ApiRoute(
+        method="PUT",
+        path=SANDBOX + "/files/archive",
+        handler=unpack_directory,
+        summary="Unpack a tar archive into a directory",
+        tag="files",
+        query=FileQuery,
+        body=bytes,
+        body_type=TAR,
+        answers={200: FileCountBody},
+    ),
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/files/watch",
+        handler=watch_directory,
+        summary="What changes in a directory, as it changes; the first event is ready",
+        tag="files",
+        query=WatchQuery,
+        answers={200: bytes},
+        answer_type=EVENT_STREAM,
+    ),
+)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of routes and the structs themselves."""
+"""The OpenAPI document, made from the routes and the structs themselves."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from atoll import __version__
 from atoll.protocol.errors import ErrorBody
 from atoll.protocol.ids import MAX_ID_LENGTH
 from atoll.protocol.sandboxes import MUST_EXIST
-from atoll.server.routes import ROUTES, ApiRoute
-from atoll.server.sandboxes import EVENT_STREAM
+from atoll.server.api_route import EVENT_STREAM, ApiRoute
+from atoll.server.queries import Parameter, parameters_of
+from atoll.server.routes import ROUTES
 
 _PARAMETER = re.compile(r"{(\w+)}")
 _PARAMETERS = {
@@ -24,10 +25,8 @@ _PARAMETERS = {
         "description": f"up to {MAX_ID_LENGTH} lower-case letters, digits and hyphens, with no hyphen at either end",
     },
     "name": {"type": "string", "minLength": 1, "maxLength": 80},
-    "session_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
-    "process_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
-    "terminal_id": {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH},
 }
+_ANY_ID = {"type": "string", "minLength": 1, "maxLength": MAX_ID_LENGTH}
 _MEANING = {200: "OK", 201: "It is new", 204: "Done", 206: "The part that was asked for"}
 
 
@@ -47,6 +46,7 @@ def document() -> dict[str, Any]:
             "description": "Isolated Linux computers, addressed by an id. A sandbox is made when its id is first used; "
             f"with the header `{MUST_EXIST[0]}: {MUST_EXIST[1]}` only by PUT, and what needs one is SANDBOX_NOT_FOUND.",
         },
+        "servers": [{"url": "/", "description": "the server that this document is from"}],
         "paths": paths,
         "components": {
             "schemas": components,
@@ -61,11 +61,12 @@ def _has_schema(shape: Any) -> bool:
 
 
 def _operation(route: ApiRoute) -> dict[str, Any]:
+    queries = () if route.query is None else parameters_of(route.query)
     operation: dict[str, Any] = {
-        "operationId": f"{route.method.lower()}{re.sub(r'[^a-z]+', '_', route.path)}".rstrip("_"),
+        "operationId": route.name,
         "summary": route.summary,
         "tags": [route.tag],
-        "parameters": [*map(_path_parameter, _PARAMETER.findall(route.path)), *map(_query_parameter, route.queries)],
+        "parameters": [*map(_path_parameter, _PARAMETER.findall(route.path)), *map(_query_parameter, queries)],
         "responses": {str(status): _answer(route, status, shape) for status, shape in route.answers.items()},
     }
     operation["responses"]["default"] = {
@@ -74,17 +75,23 @@ def _operation(route: ApiRoute) -> dict[str, Any]:
     }
     if route.body is not None:
         operation["requestBody"] = {
-            "required": route.body is bytes or "command" in getattr(route.body, "__struct_fields__", ()),
+            "required": _must_be_given(route.body),
             "content": {route.body_type: {"schema": _schema(route.body)}},
         }
     return operation
 
 
+def _must_be_given(body: Any) -> bool:
+    """Whether a request without it is refused: no body is an empty object."""
+    is_struct = isinstance(body, type) and issubclass(body, msgspec.Struct)
+    return body is bytes or (is_struct and any(field.required for field in msgspec.structs.fields(body)))
+
+
 def _path_parameter(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": _PARAMETERS[name]}
+    return {"name": name, "in": "path", "required": True, "schema": _PARAMETERS.get(name, _ANY_ID)}
 
 
-def _query_parameter(query: Any) -> dict[str, Any]:
+def _query_parameter(query: Parameter) -> dict[str, Any]:
     return {"name": query.name, "in": "query", "schema": query.schema, "description": query.description}
 
 

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers. The only place that knows a status."""
+"""Errors as HTTP answers."""
 
 from __future__ import annotations
 
@@ -15,61 +15,14 @@ from starlette.types import Scope
 
 from atoll.protocol.errors import (
     AtollError,
-    CallerError,
     ErrorBody,
     ErrorCode,
     HostError,
-    SandboxError,
     error,
     too_many_open_files,
 )
 from atoll.telemetry.log import Seldom
 from atoll.telemetry.log_lines import about
-
-_STATUS = {
-    ErrorCode.IMAGE_NOT_FOUND: 404,
-    ErrorCode.SANDBOX_NOT_FOUND: 404,
-    ErrorCode.SESSION_NOT_FOUND: 404,
-    ErrorCode.COMMAND_NOT_FOUND: 404,
-    ErrorCode.FILE_NOT_FOUND: 404,
-    ErrorCode.PROCESS_NOT_FOUND: 404,
-    ErrorCode.TERMINAL_NOT_FOUND: 404,
-    ErrorCode.ROUTE_NOT_FOUND: 404,
-    ErrorCode.METHOD_NOT_ALLOWED: 405,
-    ErrorCode.IMAGE_EXISTS: 409,
-    ErrorCode.SANDBOX_EXISTS: 409,
-    ErrorCode.SESSION_EXISTS: 409,
-    ErrorCode.PROCESS_EXISTS: 409,
-    ErrorCode.FILE_EXISTS: 409,
-    ErrorCode.IS_DIRECTORY: 409,
-    ErrorCode.NOT_DIRECTORY: 409,
-    ErrorCode.DIRECTORY_NOT_EMPTY: 409,
-    ErrorCode.NOT_A_FILE: 409,
-    ErrorCode.RESOURCE_BUSY: 409,
-    ErrorCode.FILESYSTEM_ERROR: 409,
-    ErrorCode.BODY_TOO_LARGE: 413,
-    ErrorCode.DOWNLOAD_TOO_LARGE: 413,
-    ErrorCode.HEAD_TOO_LARGE: 431,
-    ErrorCode.CONTENT_TYPE_NOT_SUPPORTED: 415,
-    ErrorCode.RANGE_NOT_SATISFIABLE: 416,
-    ErrorCode.INVALID_API_KEY: 401,
-    ErrorCode.FORBIDDEN_ORIGIN: 403,
-    ErrorCode.PERMISSION_DENIED: 403,
-    ErrorCode.READ_ONLY: 403,
-    ErrorCode.NOT_AVAILABLE_YET: 501,
-    ErrorCode.AGENT_BUSY: 429,
-    ErrorCode.PROCESS_LIMIT_REACHED: 429,
-    ErrorCode.TOO_MANY_SESSIONS: 429,
-    ErrorCode.TOO_MANY_PROCESSES: 429,
-    ErrorCode.TOO_MANY_TERMINALS: 429,
-    ErrorCode.TOO_MANY_FILES: 429,
-    ErrorCode.PROCESS_READY_TIMEOUT: 504,
-    ErrorCode.PROCESS_EXIT_TIMEOUT: 504,
-    ErrorCode.NO_SPACE: 507,
-    ErrorCode.AGENT_TIMEOUT: 504,
-    ErrorCode.INTERNAL_ERROR: 500,
-}
-_BY_BRANCH = ((CallerError, 400), (SandboxError, 409), (HostError, 503))
 
 CLIENT_GONE = 499  # as nginx has it
 
@@ -93,15 +46,9 @@ _short_of = {
 }
 
 
-def status_of(problem: AtollError) -> int:
-    if problem.code in _STATUS:
-        return _STATUS[problem.code]
-    return next((status for branch, status in _BY_BRANCH if isinstance(problem, branch)), 500)
-
-
 def problem_response(problem: AtollError, headers: dict[str, str] | None = None) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if problem.code == ErrorCode.INVALID_API_KEY else headers
-    return json_response(problem.to_body(), status_of(problem), headers)
+    return json_response(problem.to_body(), problem.code.status, headers)
 
 
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

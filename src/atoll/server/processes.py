@@ -6,9 +6,10 @@ import base64
 import codecs
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -27,7 +28,9 @@ from atoll.protocol.processes import (
     LogEntry,
     LogPart,
     PortMode,
+    ProcessCount,
     ProcessInfo,
+    ProcessList,
     RestartPolicy,
     StartProcess,
     StreamProcessLog,
@@ -41,10 +44,12 @@ from atoll.protocol.processes import (
     parse_process_id,
     parse_signal,
 )
-from atoll.server.bodies import read_json, read_number, wants, while_client_waits
+from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
+from atoll.server.bodies import last_event, read_json, wants, while_client_waits
 from atoll.server.commands import to_text
-from atoll.server.problems import bad_request, json_response
-from atoll.server.sandboxes import EVENT_STREAM, actor_of, caller_of
+from atoll.server.problems import json_response
+from atoll.server.queries import MAX_NUMBER, Query
+from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_failures import decode, misbehaved
 from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink
@@ -85,6 +90,11 @@ class ExitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     timeout: float | str | None = None
 
 
+class LogsQuery(Query, frozen=True, kw_only=True):
+    since: Annotated[int, Meta(ge=0, le=MAX_NUMBER, description="only what comes after this number")] = 0
+    follow: Annotated[bool, Meta(description="whether a stream goes on with what comes")] = True
+
+
 class ProcessLogsBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Text, with U+FFFD where it was none; the exact bytes then come along in base64. `number` is for `since`."""
 
@@ -119,7 +129,7 @@ async def list_processes(request: Request) -> Response:
     return json_response(await ask(request, ListProcesses(), decode_processes))
 
 
-async def post_process(request: Request) -> Response:
+async def start_process(request: Request) -> Response:
     asked = await read_json(request, ProcessRequest)
     call = StartProcess(
         command=asked.command,
@@ -133,11 +143,11 @@ async def post_process(request: Request) -> Response:
     return json_response(await ask(request, call, decode_process), 201)
 
 
-async def kill_all(request: Request) -> Response:
+async def kill_all_processes(request: Request) -> Response:
     return json_response(await ask(request, KillAllProcesses(), decode_process_count))
 
 
-async def clean_up(request: Request) -> Response:
+async def clean_up_processes(request: Request) -> Response:
     return json_response(await ask(request, CleanUpProcesses(), decode_process_count))
 
 
@@ -171,11 +181,10 @@ async def wait_for_exit(request: Request) -> Response:
     return json_response(await while_client_waits(request, wait(request, call)))
 
 
-async def get_logs(request: Request) -> Response:
-    last = request.headers.get("last-event-id", "")
-    since = int(last) if last.isascii() and last.isdigit() and len(last) < 18 else read_number(request, "since", 0)
+async def get_process_logs(request: Request, query: LogsQuery) -> Response:
+    since = last_event(request, query.since)
     streams = wants(request, EVENT_STREAM)
-    call = StreamProcessLog(process_id=_process_id(request), since=since, follow=streams and _follows(request))
+    call = StreamProcessLog(process_id=_process_id(request), since=since, follow=streams and query.follow)
     parts = read_parts(actor_of(request), caller_of(request), call)
     if not streams:
         return json_response(await while_client_waits(request, collect(parts)))
@@ -307,12 +316,87 @@ def _process_id(request: Request) -> str:
     return parse_process_id(request.path_params["process_id"])
 
 
-def _follows(request: Request) -> bool:
-    text = request.query_params.get("follow", "true")
-    if text not in ("true", "false"):
-        raise bad_request(f"follow={text!r:.50} is neither true nor false", "Give follow=true or follow=false.")
-    return text == "true"
-
-
 def _seconds(timeout: float | str | None) -> float | None:
     return None if timeout is None else parse_duration(timeout)
+
+
+ROUTES = (
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/processes",
+        handler=list_processes,
+        summary="Background processes: those that run, and the latest of those that are over",
+        tag="processes",
+        answers={200: ProcessList},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/processes",
+        handler=start_process,
+        summary="Start a background process",
+        tag="processes",
+        body=ProcessRequest,
+        answers={201: ProcessInfo},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path=SANDBOX + "/processes",
+        handler=kill_all_processes,
+        summary="End all that run; how many there were",
+        tag="processes",
+        answers={200: ProcessCount},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/processes/clean-up",
+        handler=clean_up_processes,
+        summary="Forget those that are over; how many there were",
+        tag="processes",
+        answers={200: ProcessCount},
+    ),
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/processes/{process_id}",
+        handler=get_process,
+        summary="A background process",
+        tag="processes",
+        answers={200: ProcessInfo},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/processes/{process_id}/kill",
+        handler=kill_process,
+        summary="Send a signal to it and all it has started; SIGKILL follows SIGTERM",
+        tag="processes",
+        body=KillRequest,
+        answers={200: ProcessInfo},
+    ),
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/processes/{process_id}/logs",
+        handler=get_process_logs,
+        summary="What is kept of its output; live as text/event-stream",
+        tag="processes",
+        query=LogsQuery,
+        events=LogEventBody,
+        answers={200: ProcessLogsBody},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/processes/{process_id}/wait-for-port",
+        handler=wait_for_port,
+        summary="Answered when something inside takes connections on a port",
+        tag="processes",
+        body=PortRequest,
+        answers={200: ProcessInfo},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/processes/{process_id}/wait-for-exit",
+        handler=wait_for_exit,
+        summary="Answered when it is over",
+        tag="processes",
+        body=ExitRequest,
+        answers={200: ProcessInfo},
+    ),
+)

@@ -37,6 +37,7 @@ from atoll.protocol.frames import (
     encode_header,
 )
 from atoll.protocol.messages import encode_message, session_of
+from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.connections import Body, Departure, Wire, departure_of, wire_of
 from atoll.server.problems import log_if_ours, problem_response
 from atoll.supervisor.agent_connection import AgentConnection
@@ -243,3 +244,19 @@ class Answer:
 
     async def _end(self, body: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+ROUTES = (
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/call",
+        handler=Relay(),
+        operation_id="call_agent",
+        summary="What the SDK uses: a call to the agent and its answer, in frames",
+        tag="commands",
+        body=bytes,
+        body_type=FRAMES,
+        answers={200: bytes},
+        answer_type=FRAMES,
+    ),
+)

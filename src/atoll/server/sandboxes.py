@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 
@@ -15,21 +17,23 @@ from atoll.protocol.sandboxes import (
     SANDBOXES_PER_PAGE,
     EventList,
     SandboxEvent,
+    SandboxInfo,
+    SandboxList,
     SandboxOptions,
     SandboxQuery,
     SandboxState,
     SleepRequest,
     UpkeepChanges,
 )
-from atoll.server.bodies import read_flag, read_json, read_number, wants
+from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
+from atoll.server.bodies import last_event, read_json, wants
 from atoll.server.problems import bad_request, json_response
+from atoll.server.queries import MAX_NUMBER, Query
 from atoll.supervisor import labels, upkeep, variables
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.info import describe, describe_with_use
 from atoll.supervisor.plans import make_plan
 from atoll.supervisor.roster import Roster
-
-EVENT_STREAM = "text/event-stream"
 
 
 def roster_of(request: HTTPConnection) -> Roster:
@@ -46,27 +50,38 @@ def caller_of(request: HTTPConnection) -> Caller:
     return caller
 
 
-async def list_sandboxes(request: Request) -> Response:
-    query = SandboxQuery(
-        labels=_labels_asked_for(request),
-        state=_state_asked_for(request),
-        limit=_limit_asked_for(request),
-        after=parse_sandbox_id(after) if (after := request.query_params.get("after")) is not None else "",
+class ListQuery(Query, frozen=True, kw_only=True):
+    label: Annotated[tuple[str, ...], Meta(description="NAME=VALUE; may be given several times")] = ()
+    state: Annotated[SandboxState | None, Meta(description="only sandboxes in this state")] = None
+    limit: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MAX_SANDBOXES_PER_PAGE,
+            description="so many at most; if there are more, the answer says where to go on",
+        ),
+    ] = SANDBOXES_PER_PAGE
+    after: Annotated[str | None, Meta(description="only ids after this one; what an answer has as `next`")] = None
+    usage: Annotated[bool, Meta(description="also what each uses, which takes a moment")] = False
+
+
+class EventsQuery(Query, frozen=True, kw_only=True):
+    since: Annotated[int, Meta(ge=0, le=MAX_NUMBER, description="only events after this number")] = 0
+
+
+async def list_sandboxes(request: Request, query: ListQuery) -> Response:
+    wanted = SandboxQuery(
+        labels=_labels(query.label),
+        state=query.state,
+        limit=query.limit,
+        after="" if query.after is None else parse_sandbox_id(query.after),
     )
-    return json_response(await roster_of(request).list(query, with_use=read_flag(request, "usage")))
+    return json_response(await roster_of(request).list(wanted, with_use=query.usage))
 
 
-def _limit_asked_for(request: Request) -> int:
-    limit = read_number(request, "limit", SANDBOXES_PER_PAGE)
-    if not 1 <= limit <= MAX_SANDBOXES_PER_PAGE:
-        remedy = f"Give 1 to {MAX_SANDBOXES_PER_PAGE}; `next` in the answer, given as `after`, leads to more."
-        raise bad_request(f"limit={limit} is no number of sandboxes for one answer", remedy)
-    return limit
-
-
-def _labels_asked_for(request: Request) -> dict[str, str]:
+def _labels(given: tuple[str, ...]) -> dict[str, str]:
     labels = {}
-    for text in request.query_params.getlist("label"):
+    for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise bad_request(f"label={text!r:.100} names no label", "Write label=NAME=VALUE.")
@@ -74,18 +89,7 @@ def _labels_asked_for(request: Request) -> dict[str, str]:
     return labels
 
 
-def _state_asked_for(request: Request) -> SandboxState | None:
-    text = request.query_params.get("state")
-    if text is None:
-        return None
-    try:
-        return SandboxState(text)
-    except ValueError as cause:
-        states = ", ".join(state.value for state in SandboxState)
-        raise bad_request(f"state={text!r:.50} is none", f"Use one of: {states}.") from cause
-
-
-async def put_sandbox(request: Request) -> Response:
+async def create_sandbox(request: Request) -> Response:
     options = await read_json(request, SandboxOptions)
     actor = actor_of(request)
     is_new = await actor.ensure(make_plan(options), caller_of(request))
@@ -96,49 +100,48 @@ async def get_sandbox(request: Request) -> Response:
     return json_response(await describe_with_use(actor_of(request)))
 
 
-async def delete_sandbox(request: Request) -> Response:
+async def destroy_sandbox(request: Request) -> Response:
     await actor_of(request).destroy(caller_of(request))
     return Response(status_code=204)
 
 
-async def put_labels(request: Request) -> Response:
+async def set_labels(request: Request) -> Response:
     asked = await read_json(request, dict[str, str])
     actor = actor_of(request)
     await labels.set_labels(actor, asked, caller_of(request))
     return json_response(describe(actor))
 
 
-async def patch_env(request: Request) -> Response:
+async def set_variables(request: Request) -> Response:
     changes = await read_json(request, dict[str, str | None])
     actor = actor_of(request)
     await variables.set_variables(actor, changes, caller_of(request))
     return json_response(describe(actor))
 
 
-async def post_sleep(request: Request) -> Response:
+async def sleep_sandbox(request: Request) -> Response:
     asked = await read_json(request, SleepRequest)
     actor = actor_of(request)
     await actor.sleep(caller_of(request), stop=asked.stop)
     return json_response(describe(actor))
 
 
-async def post_wake(request: Request) -> Response:
+async def wake_sandbox(request: Request) -> Response:
     actor = actor_of(request)
     await actor.wake(caller_of(request))
     return json_response(describe(actor))
 
 
-async def patch_sandbox(request: Request) -> Response:
+async def change_sandbox(request: Request) -> Response:
     changes = await read_json(request, UpkeepChanges)
     actor = actor_of(request)
     await upkeep.set_upkeep(actor, changes, caller_of(request))
     return json_response(describe(actor))
 
 
-async def get_events(request: Request) -> Response:
+async def list_events(request: Request, query: EventsQuery) -> Response:
     actor = actor_of(request)
-    last = request.headers.get("last-event-id", "")
-    since = int(last) if last.isascii() and last.isdigit() and len(last) < 18 else read_number(request, "since", 0)
+    since = last_event(request, query.since)
     if wants(request, EVENT_STREAM):
         actor.events(since)  # fails now, if it must
         return StreamingResponse(_as_stream(actor.follow(since)), media_type=EVENT_STREAM)
@@ -150,3 +153,95 @@ async def _as_stream(events: AsyncGenerator[SandboxEvent, None]) -> AsyncIterato
         yield b": the timeline, then what happens\n\n"
         async for event in events:
             yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.what.encode(), msgspec.json.encode(event))
+
+
+ROUTES = (
+    ApiRoute(
+        method="GET",
+        path="/v1/sandboxes",
+        handler=list_sandboxes,
+        summary="Sandboxes by id, all or those with some labels or in some state; a page of them",
+        tag="sandboxes",
+        query=ListQuery,
+        answers={200: SandboxList},
+    ),
+    ApiRoute(
+        method="PUT",
+        path=SANDBOX,
+        handler=create_sandbox,
+        summary="Make a sandbox, or start the one there is",
+        tag="sandboxes",
+        body=SandboxOptions,
+        answers={200: SandboxInfo, 201: SandboxInfo},
+    ),
+    ApiRoute(
+        method="GET",
+        path=SANDBOX,
+        handler=get_sandbox,
+        summary="State, image, limits and use of a sandbox",
+        tag="sandboxes",
+        answers={200: SandboxInfo},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path=SANDBOX,
+        handler=destroy_sandbox,
+        summary="Destroy a sandbox with all its files; twice is fine",
+        tag="sandboxes",
+        answers={204: None},
+    ),
+    ApiRoute(
+        method="PATCH",
+        path=SANDBOX,
+        handler=change_sandbox,
+        summary="Change when it is put to sleep and stopped",
+        tag="sandboxes",
+        body=UpkeepChanges,
+        answers={200: SandboxInfo},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/sleep",
+        handler=sleep_sandbox,
+        summary="Freeze it, or stop it; the next operation wakes it",
+        tag="sandboxes",
+        body=SleepRequest,
+        answers={200: SandboxInfo},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/wake",
+        handler=wake_sandbox,
+        summary="Wake it, start it, or make it, as any operation does",
+        tag="sandboxes",
+        answers={200: SandboxInfo},
+    ),
+    ApiRoute(
+        method="PUT",
+        path=SANDBOX + "/labels",
+        handler=set_labels,
+        summary="Replace its labels",
+        tag="sandboxes",
+        body=dict[str, str],
+        answers={200: SandboxInfo},
+    ),
+    ApiRoute(
+        method="PATCH",
+        path=SANDBOX + "/env",
+        handler=set_variables,
+        summary="Set variables for all later commands; null unsets one",
+        tag="sandboxes",
+        body=dict[str, str | None],
+        answers={200: SandboxInfo},
+    ),
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/events",
+        handler=list_events,
+        summary="What happened to it, when, why, and who asked; live as text/event-stream",
+        tag="sandboxes",
+        query=EventsQuery,
+        events=SandboxEvent,
+        answers={200: EventList},
+    ),
+)

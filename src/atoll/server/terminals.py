@@ -41,15 +41,16 @@ from atoll.protocol.terminals import (
     decode_terminals,
     to_words,
 )
+from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.bodies import read_json
 from atoll.server.connections import departure_of
-from atoll.server.problems import bad_request, json_response, status_of
+from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import decode
 from atoll.supervisor.agent_link import AgentLink
 
-PATH = "/v1/sandboxes/{id}/terminals/{terminal_id}"
+PATH = SANDBOX + "/terminals/{terminal_id}"
 PROTOCOL = "atoll.terminal"
 SEND_SECONDS = 60.0
 LAST_INPUT_SECONDS = 2.0
@@ -106,7 +107,7 @@ async def list_terminals(request: Request) -> Response:
     return json_response(TerminalList(terminals=found))
 
 
-async def post_terminal(request: Request) -> Response:
+async def create_terminal(request: Request) -> Response:
     asked = await read_json(request, TerminalRequest)
     call = CreateTerminal(
         cols=asked.cols,
@@ -130,13 +131,13 @@ async def get_terminal(request: Request) -> Response:
     return json_response(found[0])
 
 
-async def patch_terminal(request: Request) -> Response:
+async def resize_terminal(request: Request) -> Response:
     size = await read_json(request, TerminalSize)
     call = ResizeTerminal(terminal_id=request.path_params["terminal_id"], cols=size.cols, rows=size.rows)
     return json_response(await ask(request, call))
 
 
-async def delete_terminal(request: Request) -> Response:
+async def close_terminal(request: Request) -> Response:
     await ask(request, CloseTerminal(terminal_id=request.path_params["terminal_id"]))
     return Response(status_code=204)
 
@@ -259,4 +260,50 @@ async def tell_problem(socket: WebSocket, problem: AtollError) -> None:
     last = TerminalError(**msgspec.structs.asdict(problem.to_body()))
     with suppress(WebSocketDisconnect, TimeoutError):
         await send_json(socket, last)
-        await close(socket, CLOSED_BY_STATUS + status_of(problem), problem.code)
+        await close(socket, CLOSED_BY_STATUS + problem.code.status, problem.code)
+
+
+ROUTES = (
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/terminals",
+        handler=list_terminals,
+        summary="Its terminals: all that run, and the latest that have ended",
+        tag="terminals",
+        answers={200: TerminalList},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/terminals",
+        handler=create_terminal,
+        summary="A program with a terminal of its own, which lives until it ends or is closed",
+        tag="terminals",
+        body=TerminalRequest,
+        answers={201: TerminalInfo},
+    ),
+    ApiRoute(
+        method="GET",
+        path=PATH,
+        handler=get_terminal,
+        summary="A terminal's size, viewers and exit code; as a WebSocket, the terminal itself",
+        tag="terminals",
+        answers={200: TerminalInfo},
+    ),
+    ApiRoute(
+        method="PATCH",
+        path=PATH,
+        handler=resize_terminal,
+        summary="Resize a terminal",
+        tag="terminals",
+        body=TerminalSize,
+        answers={200: TerminalInfo},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path=PATH,
+        handler=close_terminal,
+        summary="Close a terminal: end its program and all it started",
+        tag="terminals",
+        answers={204: None},
+    ),
+)

@@ -21,7 +21,7 @@ METADATA_FACTOR = 8
 
 
 class Promises(msgspec.Struct, frozen=True, kw_only=True):
-    """What is promised already. Without `overcommit` the sum of it does not matter."""
+    """The room that is promised already. Without `overcommit` the sum of it does not matter."""
 
     file: str
     size: int  # of the pool, as its operator gave it
@@ -33,7 +33,7 @@ class Promises(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
-    """One that is there."""
+    """A disk that is there."""
 
     name: str
     size: int  # what it may use
@@ -46,7 +46,7 @@ def per_disk(size: int) -> int:
 
 
 def for_new_ones(size: int) -> int:
-    """What is kept for disks that come, so that who fills the pool does not keep everybody out."""
+    """The room kept for disks that come, so that who fills the pool does not keep everybody out."""
     return min(FOR_NEW_ONES, size // 8)
 
 
@@ -68,7 +68,7 @@ def refusal(promises: Promises, room: Room, size: int) -> AtollError | None:
 
 
 def reserved(size: int, disks: Iterable[Disk]) -> int:
-    """What nobody else can take of a pool of `size` bytes, as each of these needs it yet."""
+    """The reserves: what nobody else can take of a pool of `size` bytes, as each of these needs it yet."""
     least = per_disk(size)
     return sum(max(0, min(disk.size, least) - disk.used) for disk in disks)
 
@@ -84,7 +84,7 @@ def allowance(room: Room, size: int, reserve: int) -> int:
 
 
 def limits(disks: Iterable[Disk], size: int, more: int) -> Iterable[tuple[int, Disk]]:
-    """What each disk may use from now on, where that is something else than now."""
+    """The limits of disks from now on, where one is to be another than now."""
     least = per_disk(size)
     for disk in disks:
         limit = min(disk.size, max(least, disk.used // MIB * MIB + MIB + more))

@@ -33,7 +33,7 @@ class Storage(Protocol):
         ...
 
     def record(self, sandbox: str) -> bytes | None:
-        """What the disk carries, to be read without knowing anything of its sandbox."""
+        """The record on a disk, to be read without knowing anything of its sandbox."""
         ...
 
     def replace_record(self, sandbox: SandboxId, record: bytes) -> None:
@@ -61,7 +61,7 @@ class Storage(Protocol):
         ...
 
     def remove_lost(self, name: str) -> None:
-        """One that was set aside, with everything on it."""
+        """Remove a disk that was set aside, with everything on it."""
         ...
 
     def find(self, sandbox: SandboxId) -> Path:
@@ -81,7 +81,7 @@ class Storage(Protocol):
         ...
 
     def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:
-        """What is behind `problem`, if it is that the disk of this sandbox takes no more; else the same."""
+        """The cause of `problem`, if the disk of this sandbox takes no more; else the same."""
         ...
 
     def problem(self) -> AtollError | None:

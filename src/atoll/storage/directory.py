@@ -109,7 +109,7 @@ class DirectoryStorage:
         return cannot_write(str(self._root / sandbox), OSError(number, "")) if is_full else problem
 
     def problem(self) -> None:
-        """What befalls the file system below is its operator's to mend."""
+        """None that is ours: what befalls the file system below is its operator's to mend."""
 
     def obstacle(self) -> None:
         """There is nothing to recover."""

@@ -22,7 +22,7 @@ class Epitaphs:
         self.known = self._read()
 
     def recall(self, known: bytes) -> None:
-        """What was known before the disks lost what was not committed."""
+        """Go back to what was known before the disks lost what was not committed."""
         if known and known != self.known:
             self.known = known
             self._write()

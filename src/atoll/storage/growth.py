@@ -26,7 +26,7 @@ HOST_RESERVE, LEAST_HOST_RESERVE = GIB, 32 * MIB  # the database and images are 
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pool and the disk below it have, in bytes."""
+    """The room of the pool and of the disk below it, in bytes."""
 
     size: int  # of the pool's device
     most: int  # it may become
@@ -41,7 +41,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host_reserve(self) -> int:
-        """What the pool leaves to others on the host's disk."""
+        """The room that the pool leaves to others on the host's disk."""
         return min(HOST_RESERVE, max(LEAST_HOST_RESERVE, self.host_total // 50))
 
     @property
@@ -55,7 +55,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reachable(self) -> int:
-        """What can be written in all, if nobody else fills the host's disk."""
+        """The bytes that can be written in all, if nobody else fills the host's disk."""
         return max(0, self.free - max(0, self.unbacked - self.host_spare)) + self.growth
 
     @property
@@ -65,12 +65,12 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def capacity(self) -> int:
-        """What the pool could hold in all."""
+        """The bytes that the pool could hold in all."""
         return min(self.most, self.used + self.reachable)
 
 
 def data_chunk(size: int) -> int:
-    """What data takes at once of a device, as the kernel has it: a tenth, in whole 16 MiB."""
+    """The chunk that data takes of a device at once, as the kernel has it: a tenth, in whole 16 MiB."""
     return min(GIB, -(-size // 10 // CHUNK_STEP) * CHUNK_STEP)
 
 
@@ -115,7 +115,7 @@ def emergency(most: int) -> int:
 
 
 def most_of(size: int) -> int:
-    """What a device may become whose disks hold `size` bytes, with what describes them."""
+    """The size that a device may reach whose disks hold `size` bytes, with what describes them."""
     return size + size // 16 + STEP
 
 

@@ -44,7 +44,7 @@ logger = logging.getLogger("atoll.storage")
 
 
 class Counters:
-    """What the kernel says of one btrfs, in files that are kept open."""
+    """The kernel's figures of a btrfs, in files that are kept open."""
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, int] = {}
@@ -96,7 +96,7 @@ class Counters:
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is of a mounted pool."""
+    """A mounted pool, as the watch needs it."""
 
     file: Path
     device: str
@@ -119,7 +119,7 @@ class Freeing(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look found, for the next."""
+    """The findings of a look, for the next."""
 
     at: float
     free: int

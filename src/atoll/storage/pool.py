@@ -280,7 +280,7 @@ class PoolStorage:
         return self._so_far
 
     def _has_no_holes(self, below: recovery.Below, size: int) -> bool:
-        """What lies beyond the file's end hides some from those who count blocks; so they are asked for."""
+        """Whether all its blocks are there. Those beyond its end hide some from who counts, so they are asked for."""
         if not recovery.is_to_be_filled(below):
             return True
         with self._file.open("r+b") as file:

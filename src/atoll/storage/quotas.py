@@ -29,7 +29,7 @@ class Quotas:
 
     @property
     def largest(self) -> int:
-        """What one of them may use at most."""
+        """The most that one of them may use."""
         return self._largest
 
     def add(self, name: str, subvolume: int, size: int, limit: int) -> None:

@@ -10,7 +10,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
 
 
 class Below(msgspec.Struct, frozen=True, kw_only=True):
-    """What the disk below a pool has for its file, in bytes."""
+    """The room that the disk below a pool has for its file, in bytes."""
 
     unbacked: int  # of the file, what the host has not given
     host_free: int

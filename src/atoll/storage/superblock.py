@@ -13,7 +13,7 @@ _POLYNOMIAL = 0x82F63B78  # Castagnoli's, reflected
 
 
 def find_damage(superblock: bytes, file_size: int) -> str | None:
-    """What is wrong with a file of this size that has these bytes at OFFSET; None if nothing shows."""
+    """The fault of a file of this size that has these bytes at OFFSET; None if nothing shows."""
     if len(superblock) < SIZE:
         return f"it has {file_size:,} bytes, too few for a file system"
     if superblock[_MAGIC_AT : _MAGIC_AT + len(MAGIC)] != MAGIC:

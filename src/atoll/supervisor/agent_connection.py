@@ -16,7 +16,7 @@ from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
-from atoll.protocol.errors import AgentLostError, AtollError
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, decode_lost, encode_frame, encode_header
 from atoll.supervisor.agent_failures import failure_in, kept_waiting, misbehaved, not_running, silent
 from atoll.supervisor.patience import Patience
@@ -206,7 +206,7 @@ class AgentConnection(asyncio.Protocol):
 
     def connection_lost(self, cause: Exception | None) -> None:
         self._is_unread = isinstance(cause, UNREAD)
-        self._fail(AgentLostError(self._link.ending.message, remedy=self._link.ending.remedy))
+        self._fail(error(ErrorCode.AGENT_LOST, self._link.ending.message, remedy=self._link.ending.remedy))
         self._can_write.set()
         self._wake()
 

@@ -12,10 +12,10 @@ import msgspec
 
 from atoll.protocol.errors import (
     AgentLostError,
-    AgentMisbehavedError,
-    AgentTimeoutError,
     AtollError,
     ErrorCode,
+    Speaker,
+    error,
     from_body,
     too_many_open_files,
 )
@@ -27,53 +27,6 @@ if TYPE_CHECKING:
     from atoll.protocol.frames import Frame
 
 T = TypeVar("T")
-
-# An unknown code, of a newer agent, is INTERNAL_ERROR here.
-CODES_OF_AGENTS = frozenset(
-    {
-        ErrorCode.AGENT_BUSY,
-        ErrorCode.AGENT_LOST,
-        ErrorCode.COMMAND_NOT_FOUND,
-        ErrorCode.DIRECTORY_NOT_EMPTY,
-        ErrorCode.DOWNLOAD_TOO_LARGE,
-        ErrorCode.FILESYSTEM_ERROR,
-        ErrorCode.FILE_EXISTS,
-        ErrorCode.FILE_NOT_FOUND,
-        ErrorCode.FILE_TOO_LARGE,
-        ErrorCode.INTERNAL_ERROR,
-        ErrorCode.INVALID_COMMAND,
-        ErrorCode.INVALID_ENVIRONMENT,
-        ErrorCode.INVALID_PATH,
-        ErrorCode.INVALID_PORT,
-        ErrorCode.INVALID_PROCESS_ID,
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.INVALID_SESSION_ID,
-        ErrorCode.INVALID_SIGNAL,
-        ErrorCode.IS_DIRECTORY,
-        ErrorCode.NAME_TOO_LONG,
-        ErrorCode.NOT_A_FILE,
-        ErrorCode.NOT_DIRECTORY,
-        ErrorCode.NO_SPACE,
-        ErrorCode.PERMISSION_DENIED,
-        ErrorCode.PROCESS_EXISTS,
-        ErrorCode.PROCESS_EXITED_BEFORE_READY,
-        ErrorCode.PROCESS_EXIT_TIMEOUT,
-        ErrorCode.PROCESS_LIMIT_REACHED,
-        ErrorCode.PROCESS_NOT_FOUND,
-        ErrorCode.PROCESS_READY_TIMEOUT,
-        ErrorCode.READ_ONLY,
-        ErrorCode.RESOURCE_BUSY,
-        ErrorCode.SESSION_EXISTS,
-        ErrorCode.SESSION_NOT_FOUND,
-        ErrorCode.TERMINAL_NOT_FOUND,
-        ErrorCode.TOO_MANY_FILES,
-        ErrorCode.TOO_MANY_LINKS,
-        ErrorCode.TOO_MANY_PROCESSES,
-        ErrorCode.TOO_MANY_SESSIONS,
-        ErrorCode.TOO_MANY_TERMINALS,
-        ErrorCode.UNSAFE_ARCHIVE,
-    }
-)
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -123,20 +76,22 @@ def not_running(message: str) -> AgentLostError:
     return AgentLostError(message, code=ErrorCode.SANDBOX_NOT_RUNNING, remedy=remedy)
 
 
-def misbehaved(what: str) -> AgentMisbehavedError:
-    return AgentMisbehavedError(what, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
+def misbehaved(what: str) -> AtollError:
+    return error(ErrorCode.AGENT_MISBEHAVED, what, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
 
 
-def silent(seconds: float) -> AgentTimeoutError:
-    return AgentTimeoutError(
+def silent(seconds: float) -> AtollError:
+    return error(
+        ErrorCode.AGENT_TIMEOUT,
         f"the sandbox's agent did not answer within {seconds:g} seconds",
         remedy="Something may have stopped it, or left it no cpu. Ask again; if that fails too, sleep(stop=True) ends "
         "what runs in the sandbox and keeps its files, destroy() ends both.",
     )
 
 
-def kept_waiting(seconds: float) -> AgentTimeoutError:
-    return AgentTimeoutError(
+def kept_waiting(seconds: float) -> AtollError:
+    return error(
+        ErrorCode.AGENT_TIMEOUT,
         f"the sandbox's agent had this wait for its turn, and for {seconds:g} seconds nothing came before it any more",
         remedy="Ask again; if that fails too, sleep(stop=True) ends what runs in the sandbox and keeps its files.",
     )
@@ -150,9 +105,9 @@ def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
 
 
 def failure_in(frame: Frame) -> AtollError:
-    """What a FAILED frame says, if it is for an agent to say: programs act on codes, and nobody inside directs them."""
+    """The error in a FAILED frame, if an agent may say it. An unknown code, of a newer agent, is INTERNAL_ERROR."""
     problem = from_body(decode(decode_error, frame))
-    if problem.code in CODES_OF_AGENTS:
+    if problem.code.speaker is Speaker.AGENT:
         return problem
     message = f"the agent failed with {problem.code}, which is not for it to say: {problem.message!r:.200}"
     return misbehaved(message)

@@ -30,7 +30,7 @@ import msgspec
 from atoll.protocol.agents import Ping, Pong, decode_pong
 from atoll.protocol.calls import encode_call
 from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
-from atoll.protocol.errors import AgentTimeoutError, ErrorCode, error
+from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import Call
 from atoll.protocol.sessions import (
@@ -201,7 +201,8 @@ class AgentLink:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 return await self._connect()
         except TimeoutError as cause:
-            raise AgentTimeoutError(
+            raise error(
+                ErrorCode.AGENT_TIMEOUT,
                 f"the agent did not take a connection within {CONNECT_TIMEOUT:g} seconds",
                 remedy="The sandbox may be out of cpu; try again, or stop it.",
             ) from cause

@@ -48,7 +48,7 @@ class JsonLines(logging.Formatter):
 
 
 def about(**fields: str | int) -> dict[str, dict[str, str | int]]:
-    """What an entry is about, for `extra=`."""
+    """The fields of what an entry is about, for `extra=`."""
     return {"fields": fields}
 
 

@@ -17,7 +17,7 @@ MAX_LINE = 64 * 1024  # characters of a line that has no end which are kept
 
 
 class ProcessLogs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What is kept of a process's output: text, with U+FFFD where it is not UTF-8, and the exact bytes.
+    """A process's output, as far as it is kept: text, with U+FFFD where it is not UTF-8, and the exact bytes.
 
     `dropped` bytes of older output are gone. `number` is where the log goes on: `since=` for `stream_process_logs`.
     """

@@ -24,7 +24,7 @@ FREEZE_SECONDS, FREEZE_PAUSE_SECONDS = 2.0, 0.001
 
 
 class Freezing(NamedTuple):
-    """What a version of control groups wants to hear, what it then says, of how many trees a group is, and by how many
+    """A version of control groups: the words it takes and gives, of how many trees a group is, and by how many
     descriptors it is reached."""
 
     freeze: bytes
@@ -55,7 +55,7 @@ class CommandGroup:
         self._words = words
 
     def join(self) -> None:
-        """What a fork of the agent does first."""
+        """Join the group, which a fork of the agent does first."""
         for fd in self.joins:
             os.write(fd, b"0")
 

@@ -242,7 +242,7 @@ class Endings:
         self._wait_for_room(killing, self._loop.time() + DISPERSAL_SECONDS)
 
     def _wait_for_room(self, killing: list[tuple[ProcessTree, Callable[[], None]]], give_up: float) -> None:
-        """Who hears that a crowd has ended may at once want to start something, for which it must have gone."""
+        """Wait until a crowd has gone: whoever hears of its end may at once start something, which needs the room."""
         if self._loop.time() < give_up and sum(tree.count_dying() for tree, _ in killing) > FEW_DYING:
             self._loop.call_later(DISPERSAL_PAUSE_SECONDS, self._wait_for_room, killing, give_up)
             return
@@ -295,7 +295,7 @@ class BackgroundTree(CommandTree):
 
 
 def _outputs_of(pid: int) -> Iterator[str]:
-    """What its standard output and error are, as far as we may know."""
+    """The files that are its standard output and error, as far as we may know."""
     for fd in (1, 2):
         with suppress(OSError):
             yield os.readlink(f"/proc/{pid}/fd/{fd}")

@@ -54,7 +54,7 @@ class CommandRunner:
         self.endings = Endings(loop)
 
     def open(self) -> None:
-        """What needs a descriptor. /proc/self must be ours at this moment."""
+        """Open what needs a descriptor. /proc/self must be ours at this moment."""
         self._own_oom_score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         self._oom_score_of_agent = os.pread(self._own_oom_score, 16, 0)
         self.births.open()
@@ -216,7 +216,7 @@ class Execution:
 
 
 class Command(Execution):
-    """One running program."""
+    """A running program."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class Environment:
         self._vector = variables_vector(self._variables)
 
     def with_changes(self, changes: Mapping[str, str | None]) -> tuple[Vector, str]:
-        """What a command gets, and the PATH in it. None takes a variable away."""
+        """The variables of a command, and the PATH among them. None takes a variable away."""
         if not changes:
             return self._vector, self._variables.get("PATH", os.defpath)
         variables = self.merged(changes)
@@ -137,7 +137,7 @@ def pipe_name(fd: int) -> str:
 
 
 def check_words(call: Exec) -> None:
-    """What the kernel, or this agent, cannot take."""
+    """Refuse words that the kernel, or this agent, cannot take."""
     if not call.argv or not call.argv[0]:
         raise invalid_command("the command is empty", "Give a program and its arguments.", command="")
     check_call(call, call.argv)

@@ -58,7 +58,7 @@ def _call(name: str, *arguments: int, must: bool = True) -> bytes:
 
 
 class DescriptorActions:
-    """What a new process does with its descriptors, in this order."""
+    """The steps by which a new process arranges its descriptors, in this order."""
 
     def __init__(self) -> None:
         self.calls = b""
@@ -98,7 +98,7 @@ def vfork_exec(path: str, argv: Sequence[str], env: Vector, actions: DescriptorA
 
 @contextmanager
 def ending_with_us() -> Iterator[None]:
-    """What is made meanwhile is killed when we are."""
+    """Let processes that are made meanwhile be killed when we are."""
     _maker.set_signal_at_our_end(signal.SIGKILL)
     try:
         yield

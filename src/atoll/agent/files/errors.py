@@ -62,7 +62,7 @@ _OTHER = _Refusal(ErrorCode.FILESYSTEM_ERROR, "{} cannot be used: {why}", "See w
 
 
 def file_error(cause: OSError, path: bytes) -> AtollError:
-    """What to tell about `path`. An error that knows an absolute path of its own is told about that one."""
+    """The error to tell about `path`. One that knows an absolute path of its own is about that."""
     if isinstance(cause, AtollError):
         return cause  # it has been told already
     if isinstance(cause.filename, bytes) and cause.filename.startswith(b"/"):

@@ -251,7 +251,7 @@ def list_files(call: ListFiles, path: bytes, port: HostPort) -> FileDone:
 
 
 def _pages(prefix: bytes, names: list[bytes]) -> Iterator[list[FileInfo]]:
-    """What is in the current directory, which is called `prefix`, in portions that fit into a frame."""
+    """The current directory's entries, in portions that fit into a frame. `prefix` is what it is called."""
     longest = max(map(len, names), default=0)
     step = max(1, min(LISTED_AT_ONCE, LISTED_BYTES_AT_ONCE // (len(prefix) + longest + 1)))
     for start in range(0, len(names), step):
@@ -464,7 +464,7 @@ def describe(path: bytes, status: os.stat_result, target: bytes | None = None) -
 
 
 def _type_of(mode: int) -> FileType:
-    """What has no type, such as an epoll instance seen in /proc, is something of the kernel's."""
+    """The type of a file. One that has none, such as an epoll instance seen in /proc, is something of the kernel's."""
     return _TYPES.get(stat.S_IFMT(mode), FileType.DEVICE)
 
 

@@ -55,7 +55,7 @@ def is_below(directory: int, above: os.stat_result) -> bool:
 
 
 def copy_tree(source: Place, target: Place, name: bytes) -> None:
-    """What is at `source` to `name` in the target's directory, with modes, owners, times and links."""
+    """Copy `source` to `name` in the target's directory, with modes, owners, times and links."""
     status = os.stat(source.name, dir_fd=source.directory, follow_symlinks=False)
     _copy_one(source.name, source.directory, name, target.directory, status)
     if not stat.S_ISDIR(status.st_mode):

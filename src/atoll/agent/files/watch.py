@@ -72,7 +72,7 @@ class Filter:
 
 
 def _any_of(patterns: list[bytes]) -> bytes:
-    """One expression for all; none for none."""
+    """An expression for all of them; one that fits nothing if there are none."""
     translated = [fnmatch.translate(pattern.decode("latin-1")).encode("latin-1") for pattern in patterns]
     return b"|".join(translated) or rb"(?!)"
 
@@ -84,7 +84,7 @@ def _with_those_above(path: bytes) -> Iterator[bytes]:
 
 
 class Changes:
-    """What happened within a moment, made shorter. Paths count from the watched directory. No I/O."""
+    """The changes of a moment, made shorter. Paths count from the watched directory. No I/O."""
 
     def __init__(self, wanted: Filter) -> None:
         self._wanted = wanted
@@ -213,7 +213,7 @@ class DirectoryWatch:
         self._inotify.close()
 
     def take(self) -> list[FileChange]:
-        """What happened, once something has."""
+        """The changes, once there are any."""
         if not len(self._changes):
             self._poll.poll()
         until = time.monotonic() + TOGETHER_SECONDS

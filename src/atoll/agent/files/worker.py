@@ -1,6 +1,6 @@
-"""A worker's own side: it waits for an order, does it, says that it is done. Plain code that blocks where it must.
+"""A worker's own side: it waits for a job, does it, says that it is done. Plain code that blocks where it must.
 
-The host's connection comes with the order. It does not block, since PID 1 has the same one in its event loop; so
+The host's connection comes with the job. It does not block, since PID 1 has the same one in its event loop; so
 whoever uses it here waits by `poll`.
 """
 
@@ -47,7 +47,7 @@ MAX_DESCRIPTORS = 2
 _INLINE, _IN_FILE = b".", b"F"
 
 
-class Progress(IntEnum):
+class Phase(IntEnum):
     """How far an operation is, in a byte that PID 1 can read when the worker is gone."""
 
     NOT_BEGUN = 0
@@ -56,7 +56,7 @@ class Progress(IntEnum):
     ANSWERING = 3  # the last frame has been sent, or has not: nobody can say. Nothing was read beyond the operation.
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True):
+class Job(msgspec.Struct, frozen=True, array_like=True):
     """An operation. `unread` is what has already been read from the connection after the call."""
 
     call: bytes
@@ -68,16 +68,16 @@ class Cancelled(BaseException):
     """The host has left: nobody wants the result. Passes every handler but those that tidy up."""
 
 
-encode_order = msgspec.msgpack.Encoder().encode
-_decode_order = msgspec.msgpack.Decoder(Order).decode
+encode_job = msgspec.msgpack.Encoder().encode
+_decode_job = msgspec.msgpack.Decoder(Job).decode
 
 
 class WorkerProcess:
-    """`control` leads to PID 1; the first byte of `progress` is seen there too. `perform` does what is asked."""
+    """`control` leads to PID 1; the first byte of `phase` is seen there too. `perform` does what is asked."""
 
-    def __init__(self, control: int, progress: mmap.mmap | bytearray, perform: Perform) -> None:
+    def __init__(self, control: int, phase: mmap.mmap | bytearray, perform: Perform) -> None:
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, control)
-        self._progress = progress
+        self._phase = phase
         self._perform = perform
         self._buffer = memoryview(bytearray(RECEIVED_AT_ONCE))
 
@@ -93,10 +93,10 @@ class WorkerProcess:
         packet = receive_packet(self._control)
         if packet is None:
             return False
-        self._progress[0] = Progress.BETWEEN_FRAMES
-        order = _decode_order(packet.payload)
-        port = HostPort(packet.fds[0], order.unread, self._buffer, self._progress)
-        self._answer(order, port)
+        self._phase[0] = Phase.BETWEEN_FRAMES
+        job = _decode_job(packet.payload)
+        port = HostPort(packet.fds[0], job.unread, self._buffer, self._phase)
+        self._answer(job, port)
         send_packet(self._control, port.unread())
         port.close()
         return True
@@ -105,10 +105,10 @@ class WorkerProcess:
         """For rehearsals; a worker proper ends as a process."""
         self._control.close()
 
-    def _answer(self, order: Order, port: HostPort) -> None:
-        call = decode_file_call(order.call)
+    def _answer(self, job: Job, port: HostPort) -> None:
+        call = decode_file_call(job.call)
         try:
-            result = self._perform(call, order.directory, port)
+            result = self._perform(call, job.directory, port)
             port.send_last(FrameKind.DONE, encode_message(result))
         except AtollError as cause:
             self._fail(cause, call, port)
@@ -126,10 +126,10 @@ class WorkerProcess:
 class HostPort:
     """The host's connection for one operation. What is sent is kept until there is enough of it, or `flush`."""
 
-    def __init__(self, fd: int, unread: bytes, buffer: memoryview, progress: mmap.mmap | bytearray) -> None:
+    def __init__(self, fd: int, unread: bytes, buffer: memoryview, phase: mmap.mmap | bytearray) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
         self._buffer = buffer
-        self._progress = progress
+        self._phase = phase
         self._unsent = bytearray()
         self._received = memoryview(unread)
         self._left = 0  # of the payload that is being received
@@ -152,7 +152,7 @@ class HostPort:
         if len(self._unsent) > SENT_AS_ONE or self._left or self._received:
             self.flush()
         else:
-            self._progress[0] = Progress.ANSWERING
+            self._phase[0] = Phase.ANSWERING
             self._send_all(self._unsent)
 
     def send_data(self, data: bytes | memoryview) -> None:
@@ -176,7 +176,7 @@ class HostPort:
             self._unsent.clear()
 
     def receive(self) -> Iterator[memoryview]:
-        """What the host sends for this operation, until it says that this is all. Each view is good until the next."""
+        """The input of this operation, until the host says that this is all. Each view is good until the next."""
         while True:
             self._left, kind = decode_header(self._read_header())
             if kind is not FrameKind.INPUT:
@@ -192,7 +192,7 @@ class HostPort:
                 yield view
 
     def unread(self) -> bytes:
-        """What was received and belongs to no one yet; of a frame that was begun, the rest, as a frame."""
+        """The bytes that were received and belong to nothing yet; of a frame that was begun, the rest, as a frame."""
         rest = encode_header(FrameKind.INPUT, self._left) if self._left else b""
         return rest + self._received
 
@@ -232,10 +232,10 @@ class HostPort:
 
     def _write(self, data: bytes | bytearray | memoryview, *, more: bool = False) -> None:
         """All of it. Between two calls with `more` a frame is unfinished."""
-        self._progress[0] = Progress.MID_FRAME
+        self._phase[0] = Phase.MID_FRAME
         self._send_all(data, socket.MSG_MORE if more else 0)
         if not more:
-            self._progress[0] = Progress.BETWEEN_FRAMES
+            self._phase[0] = Phase.BETWEEN_FRAMES
 
     def _send_all(self, data: bytes | bytearray | memoryview, flags: int = 0) -> None:
         with memoryview(data) as view:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 from atoll.agent.commands.group import group
 from atoll.agent.commands.spawn import no_room
 from atoll.agent.files.files import perform
-from atoll.agent.files.worker import Order, Progress, WorkerProcess, encode_order, receive_packet, send_packet
+from atoll.agent.files.worker import Job, Phase, WorkerProcess, encode_job, receive_packet, send_packet
 from atoll.cpu.own import OWN
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import Call, WatchFiles
@@ -72,7 +72,7 @@ class WorkerPool:
             calls.operations[kind] = self._operation
 
     def _operation(self, call: Call, owner: Owner) -> WorkerOperation:
-        directory = os.fsencode(self._sessions.place(call.session_id).directory)
+        directory = os.fsencode(self._sessions.starting_point(call.session_id).directory)
         is_endless = isinstance(call, WatchFiles)
         return WorkerOperation(self, encode_message(call), owner, directory, is_endless=is_endless)
 
@@ -153,7 +153,7 @@ class Worker:
         self._operation: WorkerOperation | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
         try:
-            self._progress = mmap.mmap(-1, mmap.PAGESIZE)
+            self._phase = mmap.mmap(-1, mmap.PAGESIZE)
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as cause:
             raise _no_worker(cause) from cause
@@ -168,16 +168,16 @@ class Worker:
             self.expires.cancel()
             self.expires = None
         self._operation = operation
-        self._progress[0] = Progress.NOT_BEGUN
+        self._phase[0] = Phase.NOT_BEGUN
         self.is_endless = operation.is_endless
         operation.worker = self
         loan = operation.loan
-        order = encode_order(Order(operation.call, operation.directory, loan.unread))
+        job = encode_job(Job(operation.call, operation.directory, loan.unread))
         with suppress(OSError):  # it has just ended, of which we shall hear
-            send_packet(self._control, order, [loan.fd])
+            send_packet(self._control, job, [loan.fd])
 
     def end(self) -> None:
-        """Nobody is left who wants what it does."""
+        """End a worker whose result nobody wants any more."""
         self._operation = None
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
@@ -224,8 +224,8 @@ class Worker:
         operation, self._operation = self._operation, None
         self._pool.lost(self)
         if operation:
-            operation.worker_lost(self._progress[0])
-        self._progress.close()
+            operation.worker_lost(self._phase[0])
+        self._phase.close()
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -237,10 +237,10 @@ class Worker:
                 pid = os.fork()
             except OSError as cause:
                 self._control.close()
-                self._progress.close()
+                self._phase.close()
                 raise _no_worker(cause) from cause
             if pid == 0:
-                _become_worker(theirs.fileno(), self._progress)
+                _become_worker(theirs.fileno(), self._phase)
         return pid
 
 
@@ -277,20 +277,20 @@ class WorkerOperation:
         """No worker has had it."""
         self.owner.take_back(self.loan.unread, cause)
 
-    def worker_lost(self, progress: int) -> None:
+    def worker_lost(self, phase: int) -> None:
         self.worker = None
-        if progress == Progress.MID_FRAME:
+        if phase == Phase.MID_FRAME:
             self.owner.hang_up()
-        elif progress == Progress.NOT_BEGUN and not self._had_bad_luck:
+        elif phase == Phase.NOT_BEGUN and not self._had_bad_luck:
             self._had_bad_luck = True  # it got a worker that was killed while it was idle
             self._submit()
-        elif progress == Progress.ANSWERING:
+        elif phase == Phase.ANSWERING:
             self.owner.take_back_in_doubt(_killed())
         else:
             self.owner.give_up(_killed())
 
     def pause(self) -> None:
-        """Who sends on the connection sees for himself that it is full."""
+        """A worker sees for itself that the connection is full."""
 
     def resume(self) -> None: ...
 
@@ -298,7 +298,7 @@ class WorkerOperation:
         raise NotImplementedError  # who has the connection reads for himself
 
 
-def _become_worker(control: int, progress: mmap.mmap) -> NoReturn:
+def _become_worker(control: int, phase: mmap.mmap) -> NoReturn:
     try:
         group.join()
         # Before anything is closed: a signal would write to whatever has the number of the agent's descriptor then.
@@ -314,7 +314,7 @@ def _become_worker(control: int, progress: mmap.mmap) -> NoReturn:
             ctypes.c_long(OWN.calls["close_range"]), ctypes.c_uint(_CONTROL + 1), ctypes.c_uint(0xFFFFFFFF), 0
         )
         os.umask(0)
-        WorkerProcess(_CONTROL, progress, perform).serve()
+        WorkerProcess(_CONTROL, phase, perform).serve()
     finally:
         os._exit(0)
 

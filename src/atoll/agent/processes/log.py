@@ -86,7 +86,7 @@ class ProcessLog:
         self.exit_number = self.end
 
     def close(self) -> None:
-        """Nobody writes any more."""
+        """The log is whole: all who wrote have ended."""
         self.is_closed = True
         self._tell()
 

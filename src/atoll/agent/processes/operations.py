@@ -164,7 +164,7 @@ class LogOperation(ProcessOperation):
             self._done(self._process.info)
 
     def _next_part(self) -> LogPart:
-        """What comes next: output up to the exit, the exit, output after it."""
+        """The next part: output up to the exit, the exit, output after it."""
         if self._log.exit_number == self._position + 1:
             return LogPart(number=self._log.exit_number, ended=self._process.info)
         return self._log.read(self._position)

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from atoll.agent.commands.streams import Drains
     from atoll.agent.operations import Calls, Owner
     from atoll.agent.processes.log import ProcessLog
-    from atoll.agent.sessions.sessions import Place, SessionRegistry
+    from atoll.agent.sessions.sessions import SessionRegistry, StartingPoint
 
 MAX_RUNNING = 512
 MAX_OVER = 1000
@@ -115,9 +115,9 @@ class ProcessRegistry:
             message = f"the sandbox already has {MAX_RUNNING} background processes"
             remedy = "Kill those that are not needed any more."
             raise error(ErrorCode.TOO_MANY_PROCESSES, message, remedy=remedy, limit=MAX_RUNNING)
-        place = self._sessions.place(call.session_id)
-        process = BackgroundProcess(self, process_id, call, place)
-        process.start(place.directory)
+        start = self._sessions.starting_point(call.session_id)
+        process = BackgroundProcess(self, process_id, call, start)
+        process.start(start.directory)
         if former:
             self._forget(former)
         self._processes[process_id] = process
@@ -188,12 +188,12 @@ class ProcessRegistry:
 
 
 class BackgroundProcess:
-    """One process, from its first start through its restarts to its end. `watchers` are called when it is over.
+    """A process, from its first start through its restarts to its end. `watchers` are called when it is over.
 
     A thousand are kept, and with 30 attributes or more each would have a dictionary of its own, which is 1 KiB.
     """
 
-    def __init__(self, registry: ProcessRegistry, process_id: str, call: StartProcess, place: Place) -> None:
+    def __init__(self, registry: ProcessRegistry, process_id: str, call: StartProcess, start: StartingPoint) -> None:
         self.id = process_id
         self.status = ProcessStatus.STARTING
         self.watchers: set[Callable[[], None]] = set()
@@ -203,8 +203,8 @@ class BackgroundProcess:
         self._policy = call.restart
         self._timeout = call.timeout
         self._command = shorten(call.command)
-        self._exec: Exec | None = to_exec(call, place, self._runner)
-        self._lasting_directory = place.path
+        self._exec: Exec | None = to_exec(call, start, self._runner)
+        self._lasting_directory = start.path
         self.log: ProcessLog = registry.logs.make_log()
         self._has_log = True
         self._start_time = datetime.now(UTC)
@@ -430,9 +430,9 @@ class LogPipes:
         return len(data or b"")
 
 
-def to_exec(call: StartProcess, place: Place, runner: CommandRunner) -> Exec:
-    """What is run: a shell for a line, the words themselves otherwise."""
-    env = {**place.env, **call.env}
+def to_exec(call: StartProcess, start: StartingPoint, runner: CommandRunner) -> Exec:
+    """The command line: a shell for a line, the words themselves otherwise."""
+    env = {**start.env, **call.env}
     argv = call.command
     if isinstance(argv, str):
         if not argv.strip():

@@ -1,7 +1,7 @@
 """The sessions of a sandbox: each a persistent shell, or the promise of one, and a queue.
 
 Rules:
-1. Operations of one session run one at a time, in the order of their arrival; sessions run side by side.
+1. Operations of one session run in turns (`turns.py`); sessions run side by side.
 2. One whose owner leaves while it waits is forgotten; one that runs is ended, and the session goes on at once.
 3. The default session exists when it is first used. Any shell starts at its session's first command.
 4. When a shell ends, for whatever reason, the next command gets a new one with the state that was saved last. If that
@@ -12,7 +12,6 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +20,8 @@ import msgspec
 
 from atoll.agent.commands.runner import Command, CommandOperation
 from atoll.agent.commands.spawn import Environment, check_call, check_directory_name, check_words, enter
-from atoll.agent.sessions.shell import MAX_ANSWER, NOT_STARTED, Shell
+from atoll.agent.resident import MAX_PACKET
+from atoll.agent.sessions.shell import NOT_STARTED, Shell
 from atoll.agent.sessions.shell_command import CommandFiles, ShellCommand, write_lines
 from atoll.agent.sessions.shell_script import (
     ENDED,
@@ -35,6 +35,7 @@ from atoll.agent.sessions.shell_script import (
     is_variable_name,
     saved_number,
 )
+from atoll.agent.turns import Turns
 from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -63,7 +64,7 @@ MAX_SESSIONS = 64
 KILLED = 137  # by SIGKILL, as a shell counts
 
 
-class Place(NamedTuple):
+class StartingPoint(NamedTuple):
     """A session's directory, as a way there that works now and as a path that lasts; and the variables it came with."""
 
     directory: str
@@ -117,11 +118,11 @@ class SessionRegistry:
             session.set_environment(env)
         return Sessions(sessions=self.list())
 
-    def place(self, session_id: str | None) -> Place:
+    def starting_point(self, session_id: str | None) -> StartingPoint:
         """Where something that a session starts begins. The default session need not exist for that."""
         if session_id in (None, DEFAULT_SESSION) and DEFAULT_SESSION not in self._sessions:
-            return Place(DEFAULT_DIRECTORY, DEFAULT_DIRECTORY, {})
-        return self._get(session_id or DEFAULT_SESSION).place
+            return StartingPoint(DEFAULT_DIRECTORY, DEFAULT_DIRECTORY, {})
+        return self._get(session_id or DEFAULT_SESSION).starting_point
 
     def _exec(self, call: Exec, owner: Owner) -> Operation:
         return self._runner.operation(call, owner) if call.session_id is None else self.operation(call, owner)
@@ -217,8 +218,7 @@ class Session:
         self._lost = 0  # commands whose state is lost, which nobody has been told yet
         self._shell: Shell | None = None
         self._keeps_all = False  # whether a shell that ends leaves all its state to the next
-        self._running: SessionOperation | None = None
-        self._waiting: deque[SessionOperation] = deque()
+        self._turns = Turns(self._begin)
 
     @property
     def info(self) -> SessionInfo:
@@ -226,31 +226,26 @@ class Session:
             id=self._id,
             cwd=_as_text(self._look_up_directory()),
             created_at=self._created_at,
-            commands_waiting=len(self._waiting) + bool(self._running),
+            commands_waiting=len(self._turns),
         )
 
     @property
-    def place(self) -> Place:
-        return Place(self._where(), self._look_up_directory(), self._env)
+    def starting_point(self) -> StartingPoint:
+        return StartingPoint(self._where(), self._look_up_directory(), self._env)
 
     def submit(self, operation: SessionOperation) -> None:
-        self._waiting.append(operation)
-        if self._running:
-            operation.wait()
-        else:
-            self._start_next()
+        self._turns.submit(operation)
 
     def withdraw(self, operation: SessionOperation) -> None:
-        with suppress(ValueError):
-            self._waiting.remove(operation)
+        self._turns.withdraw(operation)
 
     def set_environment(self, env: Mapping[str, str | None]) -> None:
         self._lasting.update({name: value for name, value in env.items() if is_variable_name(name)})
 
     def close(self) -> None:
-        while self._waiting:
-            self._waiting.popleft().fail(_deleted(self._id))
-        match self._running.execution if self._running else None:
+        self._turns.dismiss(lambda: _deleted(self._id))
+        running = self._turns.current
+        match running.execution if running else None:
             case ShellCommand() as command:
                 command.abort()
             case Command() as command:
@@ -260,22 +255,23 @@ class Session:
         self._files.close()
 
     def shell_answered(self, answer: bytes) -> None:
-        if self._running and isinstance(self._running.execution, ShellCommand):
-            self._running.execution.on_answer(answer)
+        running = self._turns.current
+        if running and isinstance(running.execution, ShellCommand):
+            running.execution.on_answer(answer)
 
     def shell_ended(self, exit_code: int) -> None:
         self._hear_last_words(exit_code)
         shell, self._shell = self._shell, None
         self._lasting, self._unsaved = {**self._unsaved, **self._lasting}, {}
-        operation = self._running
+        operation = self._turns.current
         if not (operation and isinstance(operation.execution, ShellCommand)):
             self._files.remove(LAST)  # no command asked for its end, as with TMOUT; so all is kept
             return
         if exit_code == NOT_STARTED and shell and not shell.is_ready:
-            self._running = None
+            self._turns.leave()
             operation.execution.discard()
             operation.fail(_no_shell())
-            self._start_next()
+            self._turns.go_on()
         elif operation.execution.may_move:
             self._begin_again(operation, operation.execution)
         else:
@@ -286,7 +282,7 @@ class Session:
             operation.execution.on_shell_end(exit_code, session_ended=not self._keeps_all)
 
     def _hear_last_words(self, exit_code: int) -> None:
-        how, _, rest = self._files.tail(WORDS, MAX_ANSWER).partition(b" ")
+        how, _, rest = self._files.tail(WORDS, MAX_PACKET).partition(b" ")
         status, _, directory = rest.partition(b" ")
         if how in (ENDED, KEPT) and status == b"%d" % exit_code:
             self._keeps_all = how == KEPT
@@ -295,24 +291,18 @@ class Session:
         else:  # none, or it was killed by a signal after it had said them
             self._files.remove(LAST)
 
-    def _start_next(self) -> None:
-        while self._waiting and not self._running:
-            operation = self._running = self._waiting.popleft()
-            try:
-                operation.started(self._start(operation))
-            except AtollError as cause:
-                self._running = None
-                operation.fail(cause)
+    def _begin(self, operation: SessionOperation) -> None:
+        operation.started(self._start(operation))
 
     def _on_done(self, done: ExecDone) -> None:
-        operation, self._running = self._running, None
+        operation = self._turns.leave()
         if operation and isinstance(operation.execution, ShellCommand):
             self._answered += not done.session_ended
             done = self._tell_losses(done, operation)
         if operation:
             operation.done(done)
         self._directory = self._look_up_directory()
-        self._start_next()
+        self._turns.go_on()
 
     def _tell_losses(self, done: ExecDone, operation: SessionOperation) -> ExecDone:
         if self._lost and operation.streams.owner:
@@ -352,10 +342,10 @@ class Session:
             shell = self._shell = self._start_shell()
             lines = write_lines(operation.call, shell, command.files, self._lasting)
         except AtollError as cause:
-            self._running = None
+            self._turns.leave()
             command.discard()
             operation.fail(cause)
-            self._start_next()
+            self._turns.go_on()
             return
         self._lasting, self._unsaved = {}, self._lasting
         command.move_to(shell)

@@ -1,4 +1,4 @@
-"""One persistent shell: a process that waits on a socket for lines, and answers on it.
+"""A persistent shell: a process that waits on a socket for lines, and answers on it.
 
 Rules:
 1. A line is one packet, which the shell reads at once and whole. After an error it drops the rest of what it has read
@@ -12,18 +12,15 @@ Rules:
 
 from __future__ import annotations
 
-import fcntl
 import os
-import signal
-import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from atoll.agent.commands.spawn import enter, find_program, no_room, spawn_error, variables_vector
 from atoll.agent.commands.vfork import DescriptorActions, vfork_exec
+from atoll.agent.resident import Resident
 from atoll.agent.sessions.shell_script import BASH, GO, READY, SH, START, Dialect
 from atoll.agent.sessions.subreaper import SUBREAPER
-from atoll.protocol.errors import AtollError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,21 +28,17 @@ if TYPE_CHECKING:
     from atoll.agent.commands.runner import CommandRunner
     from atoll.agent.scratch import ScratchDirectory
 
-MAX_ANSWER = 8192
-MAX_ANSWERS_LEFT = 64
 NOT_STARTED = 127
-
-_SIOCOUTQ = 0x5411
 
 
 class ShellListener(Protocol):
-    """Who hears what a shell says."""
+    """The listener of a shell."""
 
     def shell_answered(self, answer: bytes) -> None: ...
     def shell_ended(self, exit_code: int) -> None: ...
 
 
-class Shell:
+class Shell(Resident):
     """A running shell. It is told lines by `send`; its listener hears each answer, and at last its end."""
 
     def __init__(
@@ -61,29 +54,17 @@ class Shell:
         self._go: int | None = None
         self.batch = 0
         self._listener = listener
-        self._loop = runner.loop
         for name, text in self.dialect.scripts().items():
             files.write(name, text.encode())
         files.write(START, SUBREAPER, mode=0o700)
-        self._control, theirs = _make_control()
-        with theirs:
-            argv = [program, *self.dialect.arguments]
-            start = ShellStart(argv, env, directory, theirs.fileno(), files.fd, self.dialect.directory_fd)
-            try:
-                if self.dialect.needs_waking:
-                    self._go = files.make_input(GO)
-                self.pid = start.spawn(runner)
-            except AtollError:
-                self._close()
-                raise
-        self._loop.add_reader(self._control, self._on_answer)
-        runner.reaper.watch(self.pid, self._on_exit)
 
-    @property
-    def has_read_everything(self) -> bool:
-        """Whether no line is left for it to read."""
-        unread = fcntl.ioctl(self._control, _SIOCOUTQ, b"\0" * 4)
-        return not any(unread)
+        def spawn(control: int) -> int:
+            if self.dialect.needs_waking:
+                self._go = files.make_input(GO)
+            argv = [program, *self.dialect.arguments]
+            return ShellStart(argv, env, directory, control, files.fd, self.dialect.directory_fd).spawn(runner)
+
+        self.start("a shell", runner, spawn)
 
     def next_batch(self) -> int:
         """A number for lines that are sent together. The last of them says it, and so does what wakes the shell."""
@@ -91,9 +72,7 @@ class Shell:
         return self.batch
 
     def send(self, *lines: str) -> None:
-        with suppress(OSError):  # it has ended, of which we shall hear
-            for line in lines:
-                self._control.send(f"{line}\n".encode())
+        self.tell(*(f"{line}\n".encode() for line in lines))
 
     def ask(self, number: int) -> None:
         """Make it say that it has dropped command `number`, and save what that has left."""
@@ -106,53 +85,21 @@ class Shell:
             with suppress(BlockingIOError):  # full of what woke nobody; who waits makes room, and is woken again
                 os.write(self._go, b"%d\n" % self.batch)
 
-    def signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-
-    def _on_answer(self) -> bool:
-        """Take one answer. False if there is none."""
-        try:
-            packet = self._control.recv(MAX_ANSWER)
-        except BlockingIOError:
-            return False
-        except OSError:
-            packet = b""
-        if not packet:
-            self._loop.remove_reader(self._control)
-            return False
+    def heard(self, packet: bytes) -> None:
         answer, _, _ = packet.partition(b"\0")
         if answer == READY:
             self.is_ready = True
         else:
             self._listener.shell_answered(answer)
-        return True
 
-    def _on_exit(self, exit_code: int) -> None:
-        for _ in range(MAX_ANSWERS_LEFT):
-            if not self._on_answer():
-                break
-        self._loop.remove_reader(self._control)
-        self._close()
+    def ended(self, exit_code: int) -> None:
         self._listener.shell_ended(exit_code)
 
-    def _close(self) -> None:
-        self._control.close()
+    def close(self) -> None:
+        super().close()
         if self._go is not None:
             os.close(self._go)
             self._go = None
-
-
-def _make_control() -> tuple[socket.socket, socket.socket]:
-    try:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except OSError as cause:
-        raise no_room("a shell", cause.strerror) from cause
-    ours.setblocking(False)
-    return ours, theirs
 
 
 def find_shell(path: str) -> tuple[str, Dialect]:

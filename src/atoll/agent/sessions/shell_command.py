@@ -1,4 +1,4 @@
-"""One command in a persistent shell, from its files to its answer.
+"""A command in a persistent shell, from its files to its answer.
 
 Rules, on top of those of commands.py:
 1. A time-out stops the shell first, or it would go on with the rest of the command as soon as a child is gone. Then
@@ -37,7 +37,7 @@ MAX_EXIT_CODE = 255
 
 
 class CommandFiles:
-    """What the shell finds in its directory for one command."""
+    """The files that the shell finds in its directory for a command."""
 
     def __init__(self, files: ScratchDirectory, number: int) -> None:
         self.number = number

@@ -153,7 +153,7 @@ def pty_name(master: int) -> str:
 
 
 def read_outcome(outcome: int) -> OSError | None:
-    """What a program's `outcome` says, once it says something. None if the program runs."""
+    """The error that a program's `outcome` tells of, once it can be read. None if the program runs."""
     data = os.read(outcome, 4)
     if len(data) < 4:
         return None

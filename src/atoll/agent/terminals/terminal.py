@@ -1,4 +1,4 @@
-"""One terminal: a program on a pty, with any number of viewers.
+"""A terminal: a program on a pty, with any number of viewers.
 
 Rules:
 1. A terminal ends with its program, or when it is closed, which ends all that the program started but daemons: who has
@@ -256,7 +256,7 @@ class Terminal:
             self._read_rest()
 
     def _read_rest(self) -> None:
-        """What the program had written. Whoever else has the pty open may write for ever, and is not waited for."""
+        """Show the rest of its output. Others that have the pty open may write for ever, and are not waited for."""
         while self._left > 0 and (data := self._read()):
             self._left -= len(data)
             self._show(data)

@@ -62,7 +62,7 @@ class TerminalRegistry:
         path = env.get("PATH", os.defpath)
         words = to_words(call.shell) or [find_shell(path)[0]]
         try:
-            enter(self._sessions.place(call.session_id).directory, call.cwd)
+            enter(self._sessions.starting_point(call.session_id).directory, call.cwd)
             program = PtyProgram(find_program(words[0], path), words, env)
             started = program.start(self._runner, call.cols, call.rows)
         except AtollError:  # some are an OSError too
@@ -185,12 +185,12 @@ class Creation(Waiting):
         self._terminal.loop.add_reader(self._outcome, self._on_outcome)
 
     def cancel(self) -> None:
-        """Nobody knows its id."""
+        """End a terminal whose id nobody knows."""
         self._stop_waiting()
         self._terminal.close()
 
     def _look(self) -> None:
-        """Nobody but its caller waits for the exec, and that one not for ever."""
+        """The exec is waited for by its caller alone, and not for ever."""
         self._looks += 1
         self._terminal.end_unexecuted(self._looks)
         self._next_look = self._terminal.loop.call_later(LOOK_SECONDS, self._look)

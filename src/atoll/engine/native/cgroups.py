@@ -57,7 +57,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cgroups(Protocol):
-    """What both versions can do with the group of a name."""
+    """The group of a name, as both versions have it."""
 
     freezing: command_group.Freezing
 
@@ -170,7 +170,7 @@ def open_cgroups() -> Cgroups | None:
 
 
 class CgroupsV1:
-    """One tree per controller."""
+    """Version 1: a tree per controller."""
 
     freezing = command_group.V1
 
@@ -324,7 +324,7 @@ class CgroupsV1:
 
 
 class CgroupsV2:
-    """One tree for all."""
+    """Version 2: a tree for all controllers."""
 
     freezing = command_group.V2
 
@@ -442,7 +442,7 @@ def _enable(controller: str, level: str) -> None:
 
 
 def for_sockets(memory: int, of_all: int = sys.maxsize) -> int:
-    """What may wait in the sockets of a sandbox with so much memory, where all together may have `of_all`."""
+    """The bytes that may wait in the sockets of a sandbox with so much memory, where all together may have `of_all`."""
     return max(LEAST_FOR_SOCKETS, min(memory, of_all) // SHARE_OF_SOCKETS)
 
 

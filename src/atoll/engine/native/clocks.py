@@ -40,7 +40,7 @@ def start_clocks() -> None:
 
 
 def offsets(boot: float, monotonic: float) -> bytes:
-    """What makes of these two clocks ones that began BOOT_SECONDS ago. A machine that has just booted is as young."""
+    """The offsets by which these two clocks began BOOT_SECONDS ago. A machine that has just booted is as young."""
     return b"boottime %d 0\nmonotonic %d 0\n" % (
         -max(0, int(boot) - BOOT_SECONDS),
         -max(0, int(monotonic) - BOOT_SECONDS),

@@ -95,7 +95,7 @@ def _try_namespace(kind: Namespace) -> int:
 
 
 def namespace_remedy(reasons: set[int], restrictions: dict[str, str]) -> str:
-    """What to do where the kernel refused a namespace for these reasons."""
+    """The remedy where the kernel refused a namespace for these reasons."""
     if restrictions:
         return f"Allow them: {_sysctl(restrictions)}"
     if errno.ENOSPC in reasons:
@@ -211,7 +211,7 @@ def _mount_everything(inside: Inside) -> None:
 
 
 def mount_remedy(step: str) -> str:
-    """What to do where a sandbox could not take this step."""
+    """The remedy where a sandbox could not take this step."""
     if step in ("mount /proc", "mount /sys"):
         return f"The kernel allows a new one only where nothing covers parts of the old. {_IN_CONTAINER}"
     if "overlay" in step:

@@ -49,7 +49,7 @@ logger = logging.getLogger("atoll.engine")
 
 
 class Groups(Protocol):
-    """What is asked of control groups here."""
+    """Control groups, as far as they are asked here."""
 
     def socket_limit(self, name: str) -> int: ...
     def held_by_sockets(self, name: str) -> int: ...

@@ -75,7 +75,7 @@ _INTERFACE_REQUEST = struct.Struct("16sH22x")
 
 
 class Kit(msgspec.Struct, frozen=True):
-    """What every launch needs, prepared once."""
+    """The tools of every launch, prepared once."""
 
     uid_ranges: UidRanges
     cgroups: Cgroups
@@ -83,7 +83,7 @@ class Kit(msgspec.Struct, frozen=True):
 
 
 class ChildKit(msgspec.Struct, frozen=True):
-    """What every child needs, and finds in its memory."""
+    """The things that every child needs, and finds in its memory."""
 
     views: Views
     seccomp: SeccompFilter
@@ -108,7 +108,7 @@ class Embryo(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What turns an embryo into a sandbox. Descriptors come along: environment, two meters, disk, layers."""
+    """The order that turns an embryo into a sandbox. Descriptors come along: environment, two meters, disk, layers."""
 
     hostname: str
     overlays: tuple[Overlay, ...]
@@ -243,7 +243,7 @@ def hatch(embryo: Embryo, launch: Launch, env: int, kit: Kit) -> None:
 
 
 def last_words(embryo: Embryo) -> Failure | None:
-    """What one that has ended told of its end, if it did by itself."""
+    """The reason that a child which has ended told by itself, if it did."""
     with suppress(OSError):
         report = embryo.channel.recv(4096, socket.MSG_DONTWAIT)
         return decode_failure(report) if report else None
@@ -370,7 +370,7 @@ def _make_writable_layer(path: str) -> bool:
 
 
 def _write_host_name(etc: str, name: str) -> None:
-    """What programs read to learn who they are, put straight into the new layer."""
+    """The files in which programs read who they are, put straight into the new layer."""
     os.mkdir(etc, 0o755)
     _write(f"{etc}/hostname", f"{name}\n", os.O_CREAT)
     hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{name}\n"

@@ -62,7 +62,7 @@ def _end(found: ProcessStat, log: Path, program: tuple[str, ...]) -> bool:
 
 
 def _locker(pid: int, log: os.stat_result) -> int | None:
-    """Who took the lock on the log that this process holds, as its output; None if it holds none."""
+    """The pid of who took the lock on the log that is this process's output; None if it holds none."""
     for number in OUTPUTS:
         if os.path.samestat((PROC / str(pid) / "fd" / str(number)).stat(), log):
             for line in (PROC / str(pid) / "fdinfo" / str(number)).read_text().splitlines():

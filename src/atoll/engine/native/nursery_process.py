@@ -113,7 +113,7 @@ class NurseryProcess:
             raise self.failure() from cause
 
     async def _undo(self, answer: asyncio.Future[Delivery]) -> None:
-        """Nobody wants this sandbox any more: wait for it, and for its end."""
+        """End a sandbox that nobody wants any more: wait for it, and for its end."""
         try:
             if not (await asyncio.wait([answer], timeout=ANSWER_SECONDS))[0]:
                 self._give_up()
@@ -309,7 +309,7 @@ def _sealed(content: bytes) -> Iterator[int]:
 
 
 def _discard(answer: asyncio.Future[Delivery]) -> None:
-    """Nobody wants this sandbox any more, and nobody can wait for its end."""
+    """Let go of a sandbox that nobody wants any more, and whose end nobody can wait for."""
     if not answer.cancelled() and not answer.exception():
         _, pidfd, keeper = answer.result()
         with suppress(ProcessLookupError):

@@ -20,7 +20,7 @@ _ERRNO = struct.Struct("q")  # and the step
 
 
 class ProbeFailed(Exception):
-    """What the child could not do, in its words, and what the kernel said."""
+    """The failure of a child, in its words, and what the kernel said."""
 
     def __init__(self, step: str, number: int) -> None:
         super().__init__(f"{step}: {os.strerror(number)}" if number else step)

@@ -59,7 +59,7 @@ MOST_OF_A_FILE = 1 << 16
 
 
 class Views:
-    """What a mount of /proc and /sys takes. Made once; it is the same for every sandbox."""
+    """The things that a mount of /proc and /sys takes. Made once; it is the same for every sandbox."""
 
     def __init__(self) -> None:
         copied = dict(copied_of_proc())

@@ -21,7 +21,7 @@ Act = Callable[[], None]
 
 
 class Groups(Protocol):
-    """What is asked of control groups here."""
+    """Control groups, as far as they are asked here."""
 
     def open_channel(self) -> int: ...
     def announce(self, name: str, channel: int) -> None: ...
@@ -29,7 +29,7 @@ class Groups(Protocol):
 
 
 class Ends:
-    """What is to be done when processes end, by their pidfds. A pidfd is closed when nobody waits any more."""
+    """The watch over the ends of processes, by their pidfds. A pidfd is closed when nobody waits any more."""
 
     def __init__(self) -> None:
         self._acts: dict[int, list[Act]] = {}
@@ -66,7 +66,7 @@ class Ends:
 
 
 class MemoryNews:
-    """What is to be done when a process of a group was killed for its memory."""
+    """The watch over processes of groups that are killed for their memory."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups

@@ -1,0 +1,65 @@
+"""Sessions as JSON: listed, made, ended."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atoll.protocol.arguments import check_directory, check_lasting_variables
+from atoll.protocol.ids import parse_session_id
+from atoll.protocol.sessions import CreateSession, SessionInfo, SessionRequest, Sessions
+from atoll.server.api_route import SANDBOX, ApiRoute
+from atoll.server.bodies import read_json
+from atoll.server.problems import json_response
+from atoll.server.sandboxes import actor_of, caller_of
+from atoll.supervisor import sessions
+from atoll.supervisor.agent_link import AgentLink
+
+
+async def list_sessions(request: Request) -> Response:
+    found = await actor_of(request).do(caller_of(request), AgentLink.list_sessions)
+    return json_response(Sessions(sessions=found))
+
+
+async def create_session(request: Request) -> Response:
+    asked = await read_json(request, SessionRequest)
+    check_directory(asked.cwd)
+    session_id = f"session-{uuid4().hex[:12]}" if asked.id is None else parse_session_id(asked.id)
+    call = CreateSession(session_id=session_id, cwd=asked.cwd, env=check_lasting_variables(asked.env))
+    return json_response(await sessions.create_session(actor_of(request), call, caller_of(request)), 201)
+
+
+async def delete_session(request: Request) -> Response:
+    await sessions.delete_session(actor_of(request), request.path_params["session_id"], caller_of(request))
+    return Response(status_code=204)
+
+
+ROUTES = (
+    ApiRoute(
+        method="GET",
+        path=SANDBOX + "/sessions",
+        handler=list_sessions,
+        summary="Its sessions",
+        tag="sessions",
+        answers={200: Sessions},
+    ),
+    ApiRoute(
+        method="POST",
+        path=SANDBOX + "/sessions",
+        handler=create_session,
+        summary="Another persistent shell",
+        tag="sessions",
+        body=SessionRequest,
+        answers={201: SessionInfo},
+    ),
+    ApiRoute(
+        method="DELETE",
+        path=SANDBOX + "/sessions/{session_id}",
+        handler=delete_session,
+        summary="End a session",
+        tag="sessions",
+        answers={204: None},
+    ),
+)
