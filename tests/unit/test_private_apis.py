@@ -85,7 +85,12 @@ METHODS = [
     *methods(
         flow_control.FlowControl,
         f"WatchedFlow in {IN_CONNECTIONS}",
-        {"__init__": "d2016f533cfd", "pause_reading": "6c5659c6930f", "resume_reading": "a7ad58bdb0ba"},
+        {
+            "drain": "e53a5dabeb82",
+            "__init__": "d2016f533cfd",
+            "pause_reading": "6c5659c6930f",
+            "resume_reading": "a7ad58bdb0ba",
+        },
     ),
     *methods(
         websockets_sansio_impl.WebSocketsSansIOProtocol,
@@ -110,7 +115,7 @@ ATTRIBUTES = [
         f"ClientConnection in {IN_CONNECTIONS}",
         "disconnected keep_alive response_complete transport",
     ),
-    *attributes(flow_control.FlowControl, f"WatchedFlow in {IN_CONNECTIONS}", "read_paused"),
+    *attributes(flow_control.FlowControl, f"WatchedFlow and Wire in {IN_CONNECTIONS}", "read_paused write_paused"),
     *attributes(
         websockets_sansio_impl.WebSocketsSansIOProtocol,
         f"ClientWebSocket in {IN_CONNECTIONS}",
