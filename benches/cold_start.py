@@ -26,7 +26,7 @@ from atoll.engine.native.capabilities import Capability
 from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.views import READ_ONLY, to_hide
 from atoll.protocol.commands import Exec
-from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.agent_link import AgentLink, link_to
 from atoll.supervisor.machine import Machine
 
 HERE = Path(__file__).parent
@@ -145,7 +145,7 @@ class Cold:
         self._count += 1
         start = time.perf_counter()
         sandbox = await self._machine.create(f"bench-{self._count}")
-        async with AgentLink(sandbox.agent_socket) as link:
+        async with link_to(self._machine.engine, sandbox) as link:
             output = await link.run(TRUE)
             taken = time.perf_counter() - start
         assert output.done.exit_code == 0
@@ -288,7 +288,7 @@ async def _compare(machine: Machine, work: Path, run: Path, stack: ExitStack, ro
     floor = Floor(work, shown)
     stack.callback(floor.close)
     sandbox = await machine.create("bench-warm")
-    async with AgentLink(sandbox.agent_socket) as link:
+    async with link_to(machine.engine, sandbox) as link:
         variants: dict[str, Variant] = {"subprocess.run": Bare(), "atoll warm": Warm(link), "C floor": floor}
         if shutil.which("crun"):
             for name, architectures in (("crun run", STOCK), ("crun, x86-64", STOCK[:1])):

@@ -20,7 +20,7 @@ from pathlib import Path
 from atoll.engine.base import LiveSandbox
 from atoll.protocol.commands import Exec
 from atoll.protocol.limits import Limits
-from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.agent_link import link_to
 from atoll.supervisor.machine import Machine
 
 KERNEL_STACK = 16 * 1024  # of every thread
@@ -77,11 +77,11 @@ async def create(machine: Machine, prefix: str, count: int) -> list[LiveSandbox]
     return await asyncio.gather(*(one(number) for number in range(count)))
 
 
-async def answer(sandboxes: list[LiveSandbox]) -> int:
+async def answer(machine: Machine, sandboxes: list[LiveSandbox]) -> int:
     room = asyncio.Semaphore(IN_FLIGHT)
 
     async def one(sandbox: LiveSandbox) -> int:
-        async with room, AgentLink(sandbox.agent_socket) as link:
+        async with room, link_to(machine.engine, sandbox) as link:
             return (await link.run(TRUE)).done.exit_code
 
     return sum(code == 0 for code in await asyncio.gather(*(one(sandbox) for sandbox in sandboxes)))
@@ -98,14 +98,14 @@ async def measure(machine: Machine, alive: int) -> None:
     sample = await create(machine, "sample", SAMPLE)
     taken = time.perf_counter() - start
     unused = await settled_memory()
-    await answer(sample)
+    await answer(machine, sample)
     used = await settled_memory()
     print(f"memory, never used      {(unused - empty) / SAMPLE / 1e6:6.2f} MB each (target ≤ 3)")
     print(f"memory, after a command {(used - empty) / SAMPLE / 1e6:6.2f} MB each (target ≤ 4.5)")
     print(f"created                 {SAMPLE / taken:6.0f} per second (target ≥ 150)")
     rest = await create(machine, "rest", max(0, alive - SAMPLE))
     start = time.perf_counter()
-    answered = await answer(sample + rest)
+    answered = await answer(machine, sample + rest)
     print(
         f"alive at once           {len(sample + rest):6d}, {answered} answered in {time.perf_counter() - start:.1f} s"
     )

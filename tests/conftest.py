@@ -22,6 +22,7 @@ from atoll.supervisor.agent_link import AgentLink, CommandOutput
 from atoll.supervisor.machine import Machine
 from tests import run_directory
 from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_leaks
+from tests.native import linked
 
 IMAGES = ("host", "busybox")
 ALONE = {"contract", "hostile"}  # directories of tests that look for every left-over, or compare times
@@ -128,7 +129,7 @@ class Box:
 
 async def _box(machine: Machine, image: str) -> AsyncIterator[Box]:
     live = await machine.create(f"test-{next(_numbers)}", image=image)
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         yield Box(live, link, image)
     await machine.destroy(live)
 

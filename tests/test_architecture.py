@@ -131,6 +131,12 @@ def test_the_map_is_the_one_made_from_the_docstrings() -> None:
     subprocess.run([sys.executable, ROOT / "scripts/build_map.py", "--check"], check=True)
 
 
+def test_one_place_chooses_the_engine() -> None:
+    others = (path for path in modules() if part_of(path) != "engine/native")
+    native = {path for path in others if "engine/native" in imported_parts(path)}
+    assert native == {SOURCE / "engine/choose.py"}
+
+
 def test_files_the_documents_name_exist() -> None:
     for document in (DOCUMENT, *(path.read_text() for path in sorted((ROOT / "docs/decisions").glob("*.md")))):
         for name in re.findall(r"`((?:src|tests|benches|scripts|examples|docs)/[\w./-]+)`", document):

@@ -33,6 +33,7 @@ from atoll.protocol.sandboxes import (
     ServerInfo,
 )
 from atoll.protocol.sessions import SessionInfo, SessionRequest
+from atoll.protocol.versions import PROTOCOL_VERSION
 
 FRAMES_FOLLOW = b"HTTP/1.1 200 OK\r\ncontent-type: application/vnd.atoll.frames\r\ntransfer-encoding: chunked\r\n\r\n"
 JSON_OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
@@ -190,6 +191,7 @@ class ContractServer(socketserver.ThreadingUnixStreamServer):
         self.sandboxes: dict[str, SandboxInfo] = {}
         self.options: dict[str, SandboxOptions] = {}
         self.preparing: list[str] = []
+        self.protocol_version = PROTOCOL_VERSION
         self.sessions: dict[str, SessionInfo] = {}
         self.requests: list[tuple[str, str, bytes]] = []
         self.connections: list[socket.socket] = []
@@ -275,7 +277,11 @@ class ContractHandler(BaseHTTPRequestHandler):
                 self.answer(
                     200,
                     ServerInfo(
-                        version="0", pid=os.getpid(), started_at=datetime.now(UTC), preparing=self.server.preparing
+                        version="0",
+                        protocol_version=self.server.protocol_version,
+                        pid=os.getpid(),
+                        started_at=datetime.now(UTC),
+                        preparing=self.server.preparing,
                     ),
                 )
             case "GET", ["sandboxes"]:

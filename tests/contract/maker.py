@@ -25,9 +25,9 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import SandboxId
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.contract.dying_nursery import Trap
+from tests.native import linked
 
 CREATE_POINTS = ("disk made", "on record", "kept", "created on disk", "created")
 REMOVE_POINTS = ("removal begun", "stopped", "disk removed", "removed")
@@ -38,7 +38,7 @@ def say(*words: str) -> None:
 
 
 async def run(live: LiveSandbox, script: str) -> str:
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         return (await link.run(Exec(argv=["sh", "-c", script]))).stdout.decode().strip()
 
 
@@ -54,7 +54,7 @@ async def create(machine: Machine, name: str) -> None:
         say("wrote", name)
     except AtollError as error:
         say("failed", name, error.code)
-    live.release()
+    await machine.engine.release(live)
 
 
 async def remove(machine: Machine, name: str) -> None:
@@ -65,14 +65,14 @@ async def remove(machine: Machine, name: str) -> None:
 async def sync(machine: Machine, name: str) -> None:
     live = await machine.adopt(name)
     assert await run(live, "sync /kept && echo done") == "done"
-    live.release()
+    await machine.engine.release(live)
     say("synced", name)
 
 
 async def read(machine: Machine, name: str) -> None:
     live = await machine.start(machine.record(SandboxId(name)).id)
     say("holds", name, await run(live, "cat /kept"))
-    live.release()
+    await machine.engine.release(live)
 
 
 VERBS = {"create": create, "remove": remove, "sync": sync, "read": read}
@@ -83,7 +83,7 @@ async def tell_what_is_there(machine: Machine) -> None:
         live = await machine.adopt(name)
         # A command that was cut off may have made the file and written nothing.
         say("running", name, await run(live, "grep . /kept 2>/dev/null || echo nothing"))
-        live.release()
+        await machine.engine.release(live)
     for name in machine.findings.ended:
         say("ended", name)
     for name in machine.findings.removed:

@@ -9,24 +9,25 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from atoll.engine.base import LiveSandbox, ProcessIdentity
+from atoll.engine.base import LiveSandbox
 from atoll.engine.native import engine, nursery_process, uid_ranges
 from atoll.engine.native.cgroups import CPU_PERIOD_US, PARENT, parse_mounts
 from atoll.engine.native.engine import NativeEngine
+from atoll.engine.native.handles import ProcessIdentity
 from atoll.images.catalog import ImageCatalog
 from atoll.images.host import HostImage
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Findings
 from tests import kept
+from tests.native import agent_socket, linked, native
 
 
 @pytest.fixture
@@ -65,25 +66,25 @@ def nursery_of(machine: Machine) -> int:
     return machine.engine.nursery_pid
 
 
-async def run(live_socket: Path, *argv: str) -> bytes:
-    async with AgentLink(live_socket) as link:
+async def run(live: LiveSandbox, *argv: str) -> bytes:
+    async with linked(live) as link:
         return (await link.run(Exec(argv=list(argv)))).stdout
 
 
 async def test_a_started_sandbox_answers_and_a_stopped_one_is_gone(own: Machine) -> None:
     live = await own.create("one", image="busybox")
-    assert await run(live.agent_socket, "echo", "hello") == b"hello\n"
-    assert Path(f"/proc/{live.process.pid}").exists()
+    assert await run(live, "echo", "hello") == b"hello\n"
+    assert Path(f"/proc/{native(live).process.pid}").exists()
     await own.engine.stop(live)
     await own.engine.stop(live)
-    assert not live.agent_socket.exists()
-    assert is_zombie(live.process.pid)
+    assert not agent_socket(live).exists()
+    assert is_zombie(native(live).process.pid)
 
 
 async def test_stopping_ends_everything_that_ran_inside(own: Machine) -> None:
     live = await own.create("one", image="busybox")
-    await run(live.agent_socket, "sh", "-c", "setsid sleep 5555 & sleep 5555 & :")
-    namespace = os.readlink(f"/proc/{live.process.pid}/ns/pid")
+    await run(live, "sh", "-c", "setsid sleep 5555 & sleep 5555 & :")
+    namespace = os.readlink(f"/proc/{native(live).process.pid}/ns/pid")
     assert len(processes_in(namespace)) == 3
     await own.destroy(live)
     while processes_in(namespace):
@@ -107,28 +108,28 @@ async def test_wait_returns_when_somebody_else_kills_it(own: Machine) -> None:
     waiting = [asyncio.create_task(own.engine.wait(live)) for _ in range(3)]
     await asyncio.sleep(0.05)
     assert not any(task.done() for task in waiting)
-    os.kill(live.process.pid, signal.SIGKILL)
+    os.kill(native(live).process.pid, signal.SIGKILL)
     await asyncio.gather(*waiting)
     await own.destroy(live)
 
 
 async def test_many_at_once(own: Machine) -> None:
     lives = await asyncio.gather(*(own.create(f"many-{number}", image="busybox") for number in range(40)))
-    answers = await asyncio.gather(*(run(live.agent_socket, "hostname") for live in lives))
+    answers = await asyncio.gather(*(run(live, "hostname") for live in lives))
     assert answers == [f"many-{number}\n".encode() for number in range(40)]
-    assert len({live.uid_base for live in lives}) == 40
+    assert len({native(live).uid_base for live in lives}) == 40
     await asyncio.gather(*(own.destroy(live) for live in lives))
 
 
 async def test_destroying_leaves_no_file_behind(own: Machine, tmp_path: Path) -> None:
     live = await own.create("one", image="busybox")
-    await run(live.agent_socket, "sh", "-c", "mkdir -p /a/b; echo x >/a/b/c; ln -s /etc/passwd /a/link; chmod 000 /a/b")
+    await run(live, "sh", "-c", "mkdir -p /a/b; echo x >/a/b/c; ln -s /etc/passwd /a/link; chmod 000 /a/b")
     await own.destroy(live)
     await own.destroy(live)
     assert not leftovers(tmp_path)
     assert Path("/etc/passwd").exists()
     live = await own.create("one", image="busybox")
-    assert await run(live.agent_socket, "ls", "/") and not await run(live.agent_socket, "ls", "/workspace")
+    assert await run(live, "ls", "/") and not await run(live, "ls", "/workspace")
     await own.destroy(live)
 
 
@@ -136,11 +137,11 @@ async def test_sandboxes_outlive_the_nursery_and_the_next_start_makes_a_new_one(
     first = await crashing.create("first", image="busybox")
     nursery = nursery_of(crashing)
     os.kill(nursery, signal.SIGKILL)
-    assert await run(first.agent_socket, "echo", "alive") == b"alive\n"
+    assert await run(first, "echo", "alive") == b"alive\n"
     second = await retry(lambda: crashing.create("second", image="busybox"))
-    assert await run(second.agent_socket, "echo", "new") == b"new\n"
+    assert await run(second, "echo", "new") == b"new\n"
     assert nursery_of(crashing) != nursery
-    assert first.uid_base != second.uid_base
+    assert native(first).uid_base != native(second).uid_base
     await asyncio.gather(crashing.destroy(first), crashing.destroy(second))
 
 
@@ -156,12 +157,12 @@ async def retry(create: Callable[[], Awaitable[LiveSandbox]]) -> LiveSandbox:
 async def test_embryos_end_with_their_nursery(crashing: Machine) -> None:
     live = await crashing.create("one", image="busybox")
     nursery = nursery_of(crashing)
-    while len(embryos := children_of(nursery) - {live.process.pid}) < 2:
+    while len(embryos := children_of(nursery) - {native(live).process.pid}) < 2:
         await asyncio.sleep(0.01)
     os.kill(nursery, signal.SIGKILL)
     while any(Path(f"/proc/{pid}/comm").exists() and not is_zombie(pid) for pid in embryos):
         await asyncio.sleep(0.01)
-    assert await run(live.agent_socket, "echo", "alive") == b"alive\n"
+    assert await run(live, "echo", "alive") == b"alive\n"
     await crashing.destroy(live)
 
 
@@ -178,8 +179,8 @@ async def test_at_rest_nothing_of_the_engine_sees_the_disks_and_who_starts_waits
     async with own.engine.at_rest():
         assert not Path(f"/proc/{nursery}").exists()
         starting = asyncio.create_task(own.create("two", image="busybox"))
-        assert await run(one.agent_socket, "echo", "hello") == b"hello\n"
-        assert not starting.done() and list((tmp_path / "run/agents").iterdir()) == [one.agent_socket]
+        assert await run(one, "echo", "hello") == b"hello\n"
+        assert not starting.done() and list((tmp_path / "run/agents").iterdir()) == [agent_socket(one)]
     two = await starting
     assert nursery_of(own) != nursery
     for live in (one, two):
@@ -194,7 +195,7 @@ async def test_an_embryo_that_was_killed_costs_nobody_a_sandbox(own: Machine) ->
     for pid in embryos:
         os.kill(pid, signal.SIGKILL)
     lives = await asyncio.gather(*(own.create(f"after-{number}", image="busybox") for number in range(4)))
-    assert [await run(live.agent_socket, "echo", "x") for live in lives] == [b"x\n"] * 4
+    assert [await run(live, "echo", "x") for live in lives] == [b"x\n"] * 4
     await asyncio.gather(*(own.destroy(live) for live in lives))
 
 
@@ -203,7 +204,7 @@ async def test_without_embryos_sandboxes_are_made_on_demand(tmp_path: Path, busy
     async with Machine(tmp_path / "state", tmp_path / "run", engine=engine) as machine:
         machine.images.add("busybox", busybox_root)
         live = await machine.create("one", image="busybox")
-        assert await run(live.agent_socket, "hostname") == b"one\n"
+        assert await run(live, "hostname") == b"one\n"
         await machine.destroy(live)
 
 
@@ -319,8 +320,8 @@ async def test_destroying_again_does_not_touch_the_next_of_that_name(own: Machin
     await own.destroy(first)
     second = await own.create("same", image="busybox")
     await own.destroy(first)
-    assert await run(second.agent_socket, "sh", "-c", "echo x >/f; cat /f") == b"x\n"
-    assert own.record(second.id).process == second.process
+    assert await run(second, "sh", "-c", "echo x >/f; cat /f") == b"x\n"
+    assert own.record(second.id).generation == second.generation
     await own.destroy(second)
 
 
@@ -349,9 +350,7 @@ async def test_a_private_umask_does_not_matter(tmp_path: Path, busybox_root: Pat
         async with Machine(tmp_path / "state", tmp_path / "run") as machine:
             machine.images.add("busybox", busybox_root)
             live = await machine.create("one", image="busybox")
-            assert await run(live.agent_socket, "stat", "-c", "%a", "/", "/etc", "/etc/hosts", "/tmp") == (
-                b"755\n755\n644\n1777\n"
-            )
+            assert await run(live, "stat", "-c", "%a", "/", "/etc", "/etc/hosts", "/tmp") == (b"755\n755\n644\n1777\n")
             await machine.destroy(live)
     finally:
         os.umask(before)
@@ -392,9 +391,9 @@ async def test_a_sandbox_whose_maker_was_killed_is_adopted_with_its_state(tmp_pa
     async with Machine(tmp_path / "state", tmp_path / "run") as own:
         assert own.findings == Findings(running=(SandboxId("left"),))
         live = await own.adopt("left")
-        assert await run(live.agent_socket, "sh", "-c", "echo kept >/f; hostname") == b"left\n"
+        assert await run(live, "sh", "-c", "echo kept >/f; hostname") == b"left\n"
         again = await own.adopt("left")
-        assert await run(again.agent_socket, "cat", "/f") == b"kept\n"
+        assert await run(again, "cat", "/f") == b"kept\n"
         assert (await own.engine.usage(again)).processes >= 1
         await own.engine.stop(live)
         await own.engine.wait(again)
@@ -423,12 +422,15 @@ async def test_a_sandbox_that_was_not_on_record_ends_with_its_maker(
 
 async def test_a_reused_pid_is_not_adopted(own: Machine) -> None:
     live = await own.create("one", image="busybox")
+    handle = native(live)
     for process in (
-        ProcessIdentity(pid=os.getpid(), start_time=live.process.start_time, boot_id=live.process.boot_id),
-        ProcessIdentity(pid=live.process.pid, start_time=live.process.start_time, boot_id="another"),
-        ProcessIdentity(pid=2**22 - 1, start_time=1, boot_id=live.process.boot_id),
+        replace(handle.process, pid=os.getpid()),
+        replace(handle.process, boot_id="another"),
+        ProcessIdentity(pid=2**22 - 1, start_time=1, boot_id=handle.process.boot_id),
     ):
-        assert await own.engine.adopt(replace(live, process=process)) is None
+        other = replace(live, handle=replace(handle, process=process).encode())
+        assert not await own.engine.is_running(other)
+        assert await own.engine.adopt(other) is None
     await own.destroy(live)
 
 
@@ -496,7 +498,7 @@ async def test_an_id_that_is_taken_is_refused_and_the_first_is_not_harmed(own: M
     live = await own.create("one", image="busybox")
     with pytest.raises(FileExistsError):
         await own.create("one", image="busybox")
-    assert await run(live.agent_socket, "echo", "x") == b"x\n"
+    assert await run(live, "echo", "x") == b"x\n"
     await own.destroy(live)
 
 
@@ -533,6 +535,7 @@ def test_without_root_it_says_so(tmp_path: Path) -> None:
     code = """
 import os, sys
 from atoll.engine.native.engine import NativeEngine
+from atoll.engine.native.handles import ProcessIdentity
 from atoll.protocol.errors import AtollError
 from pathlib import Path
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

@@ -61,7 +61,7 @@ async def check_that_first_lives_on(directory: Path) -> None:
     async with open_machine(directory) as machine:
         assert machine.findings.running == (SandboxId("first"),)
         live = await machine.adopt("first")
-        assert await run(live.agent_socket, "cat", "/kept") == b"first\n"
+        assert await run(live, "cat", "/kept") == b"first\n"
         await machine.destroy(live)
         await machine.destroy(await machine.create("next", image="busybox"))
 

@@ -62,7 +62,7 @@ async def narrow(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Machine]:
 
 async def test_the_nursery_has_room_for_more_sandboxes_than_a_command_may_open_files(narrow: Machine) -> None:
     live = await narrow.create("one", image="busybox")
-    assert (await run(live.agent_socket, "sh", "-c", "ulimit -n")).strip() == b"100"
+    assert (await run(live, "sh", "-c", "ulimit -n")).strip() == b"100"
     nursery = nursery_of(narrow)
     limits = Path(f"/proc/{nursery}/limits").read_text()
     (row,) = [line.split() for line in limits.splitlines() if line.startswith("Max open files")]

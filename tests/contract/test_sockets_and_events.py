@@ -16,9 +16,10 @@ from atoll.engine.base import Event, EventKind
 from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.hoards import IN_TURN
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.supervisor.agent_link import AgentLink, CommandOutput
+from atoll.supervisor.agent_link import CommandOutput
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import linked, native
 
 SERVER = """
 import socket, sys
@@ -54,7 +55,7 @@ async def test_a_socket_reaches_a_service_on_the_sandboxs_own_loopback(
     host_box: Box, machine: Machine, family: str, address: str
 ) -> None:
     await serve(host_box, family, address, 8080)
-    with await machine.engine.open_socket(host_box.live, 8080) as peer:
+    with await machine.engine.open_port(host_box.live, 8080) as peer:
         assert await everything_from(peer) == b"hello from inside"
 
 
@@ -62,7 +63,7 @@ async def test_ports_of_two_sandboxes_are_two_ports(neighbours: tuple[Box, Box],
     one, other = neighbours
     await serve(one, "AF_INET", "127.0.0.1", 9000)
     with pytest.raises(AtollError) as caught:
-        await machine.engine.open_socket(other.live, 9000)
+        await machine.engine.open_port(other.live, 9000)
     assert caught.value.code == ErrorCode.PORT_NOT_OPEN
     assert "9000" in str(caught.value) and caught.value.remedy
     with socket.socket() as host, pytest.raises(OSError):
@@ -72,21 +73,21 @@ async def test_ports_of_two_sandboxes_are_two_ports(neighbours: tuple[Box, Box],
 @pytest.mark.parametrize("port", [0, -1, 65_536])
 async def test_a_number_that_is_no_port_is_refused(box: Box, machine: Machine, port: int) -> None:
     with pytest.raises(AtollError) as caught:
-        await machine.engine.open_socket(box.live, port)
+        await machine.engine.open_port(box.live, port)
     assert caught.value.code == ErrorCode.INVALID_PORT
 
 
 async def test_a_sandbox_that_has_ended_has_no_ports(box: Box, machine: Machine) -> None:
-    os.kill(box.live.process.pid, signal.SIGKILL)
+    os.kill(native(box.live).process.pid, signal.SIGKILL)
     await machine.engine.wait(box.live)
     with pytest.raises(AtollError) as caught:
-        await machine.engine.open_socket(box.live, 80)
+        await machine.engine.open_port(box.live, 80)
     assert caught.value.code == ErrorCode.SANDBOX_NOT_RUNNING
 
 
 async def test_many_sockets_at_once_and_some_given_up(host_box: Box, machine: Machine) -> None:
     await serve(host_box, "AF_INET", "127.0.0.1", 8080)
-    tasks = [asyncio.create_task(machine.engine.open_socket(host_box.live, 8080)) for _ in range(60)]
+    tasks = [asyncio.create_task(machine.engine.open_port(host_box.live, 8080)) for _ in range(60)]
     for task in tasks[::3]:
         await asyncio.sleep(0)
         task.cancel()
@@ -101,14 +102,14 @@ async def test_many_sockets_at_once_and_some_given_up(host_box: Box, machine: Ma
 async def test_the_nursery_is_home_again_after_a_visit(host_box: Box, machine: Machine) -> None:
     assert isinstance(machine.engine, NativeEngine)
     await serve(host_box, "AF_INET", "127.0.0.1", 8080)
-    (await machine.engine.open_socket(host_box.live, 8080)).close()
+    (await machine.engine.open_port(host_box.live, 8080)).close()
     assert os.readlink(f"/proc/{machine.engine.nursery_pid}/ns/net") == os.readlink("/proc/self/ns/net")
 
 
 @pytest.fixture
 async def small(machine: Machine) -> AsyncIterator[Box]:
     live = await machine.create("small", limits={"memory": "64MiB"})
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         yield Box(live, link, "host")
     await machine.destroy(live)
 
@@ -126,7 +127,7 @@ async def test_running_out_of_memory_and_the_end_are_events(small: Box, machine:
         hog = await small.run("python3", "-c", "x = b'x' * 200_000_000")
         assert hog.done.exit_code == 128 + signal.SIGKILL
         assert await seen.get() == Event(kind=EventKind.OOM_KILLED, oom_kills=number)
-    os.kill(small.live.process.pid, signal.SIGKILL)
+    os.kill(native(small.live).process.pid, signal.SIGKILL)
     assert await seen.get() == Event(kind=EventKind.ENDED, oom_kills=2)
     await listener
 
@@ -176,7 +177,7 @@ async def test_of_those_who_together_hold_all_that_sockets_may_the_one_that_hold
         for number in range(IN_TURN + 2):  # so that one look at a few does not find enough
             live = await machine.create(f"holds-{number}", limits={"memory": "64MiB"})
             stack.push_async_callback(machine.destroy, live)
-            link = await stack.enter_async_context(AgentLink(live.agent_socket))
+            link = await stack.enter_async_context(linked(live))
             ends.append(tasks.create_task(Box(live, link, "host").run("python3", "-c", HOLDING)))
         done, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         assert {(await end).done.exit_code for end in done} == {128 + signal.SIGKILL}
@@ -191,5 +192,5 @@ async def test_several_may_listen_and_one_may_stop(box: Box, machine: Machine) -
     tasks = [asyncio.create_task(last()) for _ in range(3)]
     await asyncio.sleep(0)
     tasks.pop().cancel()
-    os.kill(box.live.process.pid, signal.SIGKILL)
+    os.kill(native(box.live).process.pid, signal.SIGKILL)
     assert {event.kind for event in await asyncio.gather(*tasks)} == {EventKind.ENDED}

@@ -83,7 +83,7 @@ def take_record_off(machine: Machine, sandbox: str) -> None:
 async def test_a_damaged_record_is_made_anew_from_the_disk(tmp_path: Path, busybox_root: Path) -> None:
     async with open_machine(tmp_path) as machine:
         machine.images.add("busybox", busybox_root)
-        (await machine.create("one", image="busybox", env={"A": "b" * 100_000})).release()
+        await machine.engine.release(await machine.create("one", image="busybox", env={"A": "b" * 100_000}))
     content = kept.content(tmp_path / "state", "one")
     kept.put(tmp_path / "state", "one", "created", content[:40])
     async with open_machine(tmp_path) as machine:
@@ -101,8 +101,8 @@ async def test_a_record_damaged_everywhere_keeps_its_disk_and_lets_the_machine_o
     async with open_machine(tmp_path) as machine:
         machine.images.add("busybox", busybox_root)
         live = await machine.create("one", image="busybox")
-        await run(live.agent_socket, "sh", "-c", "echo kept >/f")
-        live.release()
+        await run(live, "sh", "-c", "echo kept >/f")
+        await machine.engine.release(live)
         take_record_off(machine, "one")
     content = kept.content(tmp_path / "state", "one")
     kept.put(tmp_path / "state", "one", "created", content[:40])
@@ -115,7 +115,7 @@ async def test_a_record_damaged_everywhere_keeps_its_disk_and_lets_the_machine_o
     kept.put(tmp_path / "state", "one", "created", content)
     async with open_machine(tmp_path) as machine:
         live = await machine.adopt("one")
-        assert await run(live.agent_socket, "cat", "/f") == b"kept\n"
+        assert await run(live, "cat", "/f") == b"kept\n"
         await machine.destroy(live)
         assert not leftovers(tmp_path)
 
@@ -124,7 +124,7 @@ async def test_a_sandbox_that_ended_keeps_its_files(tmp_path: Path, busybox_root
     async with open_machine(tmp_path) as machine:
         machine.images.add("busybox", busybox_root)
         live = await machine.create("one", image="busybox")
-        await run(live.agent_socket, "sh", "-c", "echo kept >/f")
+        await run(live, "sh", "-c", "echo kept >/f")
         await machine.engine.stop(live)
     async with open_machine(tmp_path) as machine:
         assert machine.findings == Findings(ended=(ONE,))
@@ -175,8 +175,8 @@ async def test_a_lost_database_is_made_anew_from_the_disks(
         machine.images.add("busybox", busybox_root)
         for name in ("one", "two"):
             live = await machine.create(name, image="busybox")
-            await run(live.agent_socket, "sh", "-c", f"echo {name} >/f")
-            live.release()
+            await run(live, "sh", "-c", f"echo {name} >/f")
+            await machine.engine.release(live)
         await machine.engine.stop(await machine.adopt("two"))
         machine.update(machine.record(ONE), upkeep=Upkeep(labels={"a": "b"}))
         before = machine.records()
@@ -186,9 +186,9 @@ async def test_a_lost_database_is_made_anew_from_the_disks(
         assert machine.findings == Findings(running=(ONE,), ended=(two,), restored=(ONE, two))
         assert machine.records() == before
         live = await machine.adopt("one")
-        assert await run(live.agent_socket, "cat", "/f") == b"one\n"
+        assert await run(live, "cat", "/f") == b"one\n"
         assert (tmp_path / "state/disks/two/root/f").read_text() == "two\n"
-        live.release()
+        await machine.engine.release(live)
         for name in ("one", "two"):
             await machine.remove(name)
         assert not leftovers(tmp_path)
@@ -202,8 +202,8 @@ async def test_a_lost_or_damaged_database_does_not_cost_disks_that_carry_nothing
     async with open_machine(tmp_path) as machine:
         machine.images.add("busybox", busybox_root)
         live = await machine.create("one", image="busybox")
-        await run(live.agent_socket, "sh", "-c", "echo kept >/f")
-        live.release()
+        await run(live, "sh", "-c", "echo kept >/f")
+        await machine.engine.release(live)
         take_record_off(machine, "one")
     shutil.copy(database, backup)
     damage(database)
@@ -216,7 +216,7 @@ async def test_a_lost_or_damaged_database_does_not_cost_disks_that_carry_nothing
     async with open_machine(tmp_path) as machine:
         assert machine.findings == Findings(running=(ONE,))
         live = await machine.adopt("one")
-        assert await run(live.agent_socket, "cat", "/f") == b"kept\n"
+        assert await run(live, "cat", "/f") == b"kept\n"
         await machine.destroy(live)
 
 
@@ -235,8 +235,8 @@ async def test_records_that_an_earlier_version_kept_in_files_are_taken_over(tmp_
         machine.images.add("busybox", busybox_root)
         for name in ("one", "half-made", "half-removed", "damaged"):
             live = await machine.create(name, image="busybox", limits="lite")
-            await run(live.agent_socket, "sh", "-c", "echo kept >/f")
-            live.release()
+            await run(live, "sh", "-c", "echo kept >/f")
+            await machine.engine.release(live)
             take_record_off(machine, name)
         machine.storage.create(SandboxId("half-written"), 20 * MIB)
     (state / "records").mkdir()
@@ -250,12 +250,12 @@ async def test_records_that_an_earlier_version_kept_in_files_are_taken_over(tmp_
     async with open_machine(tmp_path) as machine:
         removed = tuple(map(SandboxId, ("half-made", "half-removed", "half-written")))
         assert machine.findings == Findings(running=(ONE,), damaged=(SandboxId("damaged"),), removed=removed)
-        assert await run((await adopted(machine, "one")).agent_socket, "cat", "/f") == b"kept\n"
+        assert await run((await adopted(machine, "one")), "cat", "/f") == b"kept\n"
         assert sorted(leftovers(tmp_path)) == ["damaged", "damaged", "one", "one"]
     assert not list(state.glob("records*"))
     kept.put(state, "damaged", "created", whole)
     async with open_machine(tmp_path) as machine:
-        assert await run((await adopted(machine, "damaged")).agent_socket, "cat", "/f") == b"kept\n"
+        assert await run((await adopted(machine, "damaged")), "cat", "/f") == b"kept\n"
         for name in ("one", "damaged"):
             await machine.remove(name)
         assert not leftovers(tmp_path)
@@ -264,7 +264,7 @@ async def test_records_that_an_earlier_version_kept_in_files_are_taken_over(tmp_
 async def adopted(machine: Machine, name: str) -> LiveSandbox:
     """Running, and held by nobody."""
     live = await machine.adopt(name)
-    live.release()
+    await machine.engine.release(live)
     return live
 
 
@@ -335,8 +335,8 @@ async def test_a_handle_from_before_does_not_harm_the_next_of_that_name(tmp_path
         await machine.destroy(live)
         new = await machine.create("one", image="busybox")
         await machine.destroy(old)
-        assert await run(new.agent_socket, "echo", "x") == b"x\n"
-        assert machine.record(ONE).process == new.process
+        assert await run(new, "echo", "x") == b"x\n"
+        assert machine.record(ONE).generation == new.generation
         await machine.destroy(new)
 
 
@@ -375,7 +375,7 @@ async def test_a_full_disk_makes_no_half_sandbox_and_goes_on_when_it_has_space(
         assert isinstance(caught.value, AtollError) and caught.value.code == ErrorCode.NO_SPACE
         assert "free space on that disk" in caught.value.remedy
         assert len(leftovers(small_disk)) == 2 * len(made)
-        assert await run(made[0].agent_socket, "sh", "-c", "echo x >/f; sync /f; cat /f") == b"x\n"
+        assert await run(made[0], "sh", "-c", "echo x >/f; sync /f; cat /f") == b"x\n"
         filler.unlink()
         await machine.destroy(await machine.create("one", image="busybox", limits={"disk": "20MiB"}))
         for live in made:
@@ -431,7 +431,8 @@ async def test_without_space_for_its_record_a_sandbox_is_ended_and_forgotten_lat
     with pytest.raises(AtollError) as caught:
         await crowded.destroy(live)
     assert caught.value.code == ErrorCode.NO_SPACE
-    assert not crowded.exists(ONE) and not crowded.storage.names() and live.pidfd is None
+    assert not crowded.exists(ONE) and not crowded.storage.names()
+    assert not await crowded.engine.is_running(live)
     filler.unlink()
     await crowded.remove("one")
     assert not kept.stages(small_disk / "state")
@@ -469,11 +470,9 @@ async def test_a_pool_whose_host_disk_is_full_takes_less_and_lives_on(small_disk
         machine.images.add("busybox", busybox_root)
         live = await machine.create("one", image="busybox", limits={"disk": "300MiB"})
         filler = fill(small_disk, 0)
-        said = await run(
-            live.agent_socket, "sh", "-c", "dd if=/dev/urandom of=/f bs=1M count=290 2>&1; sync; echo x >/g"
-        )
+        said = await run(live, "sh", "-c", "dd if=/dev/urandom of=/f bs=1M count=290 2>&1; sync; echo x >/g")
         assert b"space" in said or b"uota" in said
-        assert await run(live.agent_socket, "sh", "-c", "rm /f; until echo x >/g; do sync; done; cat /g") == b"x\n"
+        assert await run(live, "sh", "-c", "rm /f; until echo x >/g; do sync; done; cat /g") == b"x\n"
         filler.unlink()
         await machine.destroy(live)
         await machine.destroy(await machine.create("two", image="busybox", limits={"disk": "20MiB"}))
@@ -511,7 +510,7 @@ async def test_the_largest_limits_that_are_accepted_can_be_set(tmp_path: Path, b
     async with Machine(tmp_path / "state", tmp_path / "run", storage=storage) as machine:
         machine.images.add("busybox", busybox_root)
         live = await machine.create("one", image="busybox", limits=limits)
-        assert await run(live.agent_socket, "echo", "x") == b"x\n"
+        assert await run(live, "echo", "x") == b"x\n"
         await machine.destroy(live)
 
 

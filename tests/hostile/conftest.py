@@ -17,11 +17,11 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.limits import Limits
 from atoll.storage.directory import DirectoryStorage
 from atoll.store.database import open_database
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.records import take_custody
 from tests.conftest import Box
 from tests.leaks import Surroundings
+from tests.native import linked, native
 
 OF_THE_HOST = (Defence.DISK_QUOTA, Defence.FILE_MAX, Defence.HOARD_WATCH)  # the nursery has no part in them
 FILE_MAX = Path("/proc/sys/fs/file-max")
@@ -33,7 +33,7 @@ _numbers = itertools.count()
 async def sandbox(machine: Machine, limits: Limits | None = None) -> AsyncIterator[Box]:
     live = await machine.create(f"hostile-{next(_numbers)}", limits=limits)
     try:
-        async with AgentLink(live.agent_socket) as link:
+        async with linked(live) as link:
             yield Box(live, link, "host")
     finally:
         await machine.destroy(live)
@@ -43,14 +43,14 @@ async def sandbox(machine: Machine, limits: Limits | None = None) -> AsyncIterat
 async def next_door(machine: Machine, surroundings: Surroundings) -> AsyncIterator[LiveSandbox]:
     """One sandbox that sees every attack on the shipped machine, and must not suffer."""
     async with sandbox(machine) as box:
-        surroundings.processes.add(box.live.process.pid)
+        surroundings.processes.add(native(box.live).process.pid)
         yield box.live
-        surroundings.processes.discard(box.live.process.pid)
+        surroundings.processes.discard(native(box.live).process.pid)
 
 
 @pytest.fixture
 async def neighbour(next_door: LiveSandbox) -> AsyncIterator[Box]:
-    async with AgentLink(next_door.agent_socket) as link:
+    async with linked(next_door) as link:
         yield Box(next_door, link, "host")
 
 

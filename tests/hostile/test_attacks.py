@@ -21,6 +21,7 @@ from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.hostile.conftest import WeakenedMachines, sandbox
+from tests.native import native
 
 SERIES, SAMPLES = 3, 21
 PREPARED = f"{READY} to hoard\n"
@@ -163,5 +164,5 @@ async def answers(box: Box) -> None:
 
 async def settle(box: Box) -> None:
     """Return when nothing runs in the sandbox but its agent, which inherits whatever lost its parent."""
-    while any(path.read_text() for path in Path(f"/proc/{box.live.process.pid}/task").glob("*/children")):
+    while any(path.read_text() for path in Path(f"/proc/{native(box.live).process.pid}/task").glob("*/children")):
         await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ from atoll.store.database import open_database
 from atoll.supervisor.records import Records
 from tests.hostile.liar import LIES, SANDBOX
 from tests.leaks import Surroundings
+from tests.native import native
 from tests.system.conftest import serving
 from tests.system.serving import RunningServer
 
@@ -58,7 +59,7 @@ async def liar(server: RunningServer, lie: str) -> AsyncIterator[None]:
 def agent_socket(server: RunningServer, sandbox: str) -> Path:
     with closing(open_database(server.state)) as database:
         (record,) = (one for one in Records(database, has_unrecorded=True).created() if one.id == sandbox)
-    return Path(record.agent_socket)
+    return Path(native(record).agent_socket)
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -45,6 +45,7 @@ class RunningServer:
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     open_files: str | None = None  # that it may have, as prlimit takes it
+    program: tuple[str, ...] = ("-m", "atoll.cli")
     process: subprocess.Popen[bytes] = field(init=False)
     port: int = field(init=False)
     key: str = field(init=False, default="")
@@ -72,7 +73,7 @@ class RunningServer:
     async def start(self) -> None:
         """Returns when it takes requests."""
         limit = ["prlimit", f"--nofile={self.open_files}"] if self.open_files else []
-        command = [*limit, sys.executable, "-m", "atoll.cli", "serve", "--port", "0", *self.options]
+        command = [*limit, sys.executable, *self.program, "serve", "--port", "0", *self.options]
         directories = ["--state-dir", str(self.state), "--runtime-dir", str(self.directory / "run")]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

@@ -36,6 +36,7 @@ from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.upkeep import set_upkeep
 from tests import kept
+from tests.native import native
 
 HANG_SECONDS = 60.0
 ME = Caller("me")
@@ -63,7 +64,7 @@ async def wait_until_stopped(actor: SandboxActor) -> None:
 
 
 def first_process(machine: Machine, actor: SandboxActor) -> int:
-    return machine.record(actor.name).process.pid
+    return native(machine.record(actor.name)).process.pid
 
 
 async def test_a_sandbox_that_ends_before_it_is_watched_is_stopped_and_starts_again(
@@ -118,7 +119,7 @@ async def test_one_that_still_runs_is_ended_before_another_starts_on_its_disk(ma
         async with asyncio.timeout(HANG_SECONDS):
             await machine.engine.wait(lost)
     finally:
-        lost.release()
+        await machine.engine.release(lost)
         await machine.destroy(found)
 
 
@@ -149,7 +150,7 @@ async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(
     timeline = Timeline(database)
     timeline.add(SandboxId("unnoted"), "destroyed", cause="a test", by="me")
     live = await machine.create("unnoted", image="busybox")
-    live.release()
+    await machine.engine.release(live)
     with closing(database):
         async with Roster(machine, timeline) as roster:
             assert [event.what for event in roster.actor("unnoted").events(0)] == ["created"]

@@ -12,9 +12,10 @@ import pytest
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.limits import MIB, MIN_MEMORY
-from atoll.supervisor.agent_link import AgentLink, CommandOutput
+from atoll.supervisor.agent_link import CommandOutput
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import linked
 
 
 async def time_out_after_printing(box: Box, run: Callable[[float], Awaitable[CommandOutput]]) -> CommandOutput:
@@ -239,7 +240,7 @@ async def test_commands_while_memory_is_short_do_not_cost_the_agent(
 ) -> None:
     """Each hog grows until it is killed; of many, each is still smaller than the agent when memory runs out."""
     live = await machine.create("short", image="busybox", limits={"memory": memory})
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         hogs = [asyncio.create_task(link.run(Exec(argv=["sort", "/dev/zero"]))) for _ in range(hogs_in_all)]
         while not all(task.done() for task in hogs):
             with suppress(AtollError):

@@ -30,9 +30,9 @@ from atoll.protocol.limits import Limits
 from atoll.protocol.messages import encode_message
 from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import linked, native
 from tests.system.file_calls import FileCalls
 from tests.system.test_agent_protocol import connect
 
@@ -237,7 +237,7 @@ async def test_a_write_that_is_given_up_leaves_nothing(calls: FileCalls, box: Bo
 
 async def test_a_full_disk_is_an_error_and_leaves_nothing(machine: Machine) -> None:
     live = await machine.create("full-disk", limits=Limits(disk="64MiB"))
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         calls = FileCalls(link)
         with pytest.raises(OSError) as caught:
             await calls.write(b"/workspace/large", (b"%06d" % n * 2**17 for n in range(200)))
@@ -773,14 +773,14 @@ async def test_many_operations_cost_pid_1_no_memory_and_no_descriptors(calls: Fi
 
 def usage(box: Box) -> tuple[int, int]:
     """Descriptors and bytes of memory of the agent."""
-    process = Path("/proc", str(box.live.process.pid))
+    process = Path("/proc", str(native(box.live).process.pid))
     line = next(line for line in (process / "status").read_text().splitlines() if line.startswith("RssAnon"))
     return len(os.listdir(process / "fd")), int(line.split()[1]) * 1024
 
 
 async def settled(box: Box) -> None:
     """Until every worker has ended, also the idle."""
-    children = Path(f"/proc/{box.live.process.pid}/task/{box.live.process.pid}/children")
+    children = Path(f"/proc/{native(box.live).process.pid}/task/{native(box.live).process.pid}/children")
     while children.read_text():
         await asyncio.sleep(0.05)
 
@@ -833,7 +833,8 @@ async def test_a_worker_is_closed_to_the_rest_of_the_sandbox(host_calls: FileCal
 
 
 def descriptors_of(name: str, box: Box) -> list[str]:
-    children = Path(f"/proc/{box.live.process.pid}/task/{box.live.process.pid}/children").read_text().split()
+    agent = native(box.live).process.pid
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
     (worker,) = (pid for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == name)
     return [os.readlink(f"/proc/{worker}/fd/{fd}") for fd in os.listdir(f"/proc/{worker}/fd")]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,9 @@ import pytest
 from atoll.agent.scratch import PLACES
 from atoll.protocol.commands import Exec, ExecShell
 from atoll.supervisor.agent_link import AgentLink
+from tests.native import linked_at
 
+SECRET = bytes(range(32))
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -44,7 +50,7 @@ async def test_the_agent_runs_as_pid_1_of_a_namespace_and_serves_the_host(tmp_pa
             pass_fds=[listener.fileno()],
             env={"PATH": "/usr/bin:/bin", "COLOUR": "blue"},
         )
-    async with AgentLink(path) as link:
+    async with linked_at(path) as link:
         output = await link.run(Exec(argv=["sh", "-c", "echo $PPID $COLOUR; cat /proc/1/cmdline | tr '\\0' ' '"]))
         await link.run(ExecShell(command="colour() { echo $COLOUR; }"))
         shown = await link.run(ExecShell(command="colour"))
@@ -67,6 +73,62 @@ async def test_the_agent_turns_away_whoever_shares_its_pid_namespace(tmp_path: P
         assert peer.recv(1) == b"", "not a byte for a neighbour"
     process.kill()
     process.wait()
+
+
+@pytest.fixture
+def over_tcp() -> Iterator[tuple[str, int]]:
+    """An agent that knows hosts by a secret; without isolation, so that anybody might be one."""
+    given, giving = os.pipe()
+    os.write(giving, SECRET)
+    os.close(giving)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        options = ["--listener", str(listener.fileno()), "--secret", str(given)]
+        fds = [listener.fileno(), given]
+        process = subprocess.Popen([sys.executable, "-m", "atoll.agent", *options], pass_fds=fds)
+        os.close(given)
+        yield listener.getsockname()
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("said", [b"", SECRET[:-1], SECRET[:-1] + b"x", b"x" * 10_000])
+async def test_over_tcp_whoever_does_not_say_the_secret_hears_nothing(over_tcp: tuple[str, int], said: bytes) -> None:
+    with socket.create_connection(over_tcp) as peer, suppress(ConnectionError):
+        peer.sendall(said)
+        peer.shutdown(socket.SHUT_WR)
+        assert await asyncio.to_thread(peer.recv, 1) == b"", "not a byte for a stranger"
+
+
+async def test_over_tcp_whoever_says_the_secret_is_served_byte_by_byte(over_tcp: tuple[str, int]) -> None:
+    async def connect() -> socket.socket:
+        peer = socket.create_connection(over_tcp)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for number in range(len(SECRET)):
+            peer.sendall(SECRET[number : number + 1])
+        peer.setblocking(False)
+        return peer
+
+    async with AgentLink(connect) as link:
+        assert (await link.run(Exec(argv=["sh", "-c", "cat; echo x"]), b"in ")).stdout == b"in x\n"
+
+
+@pytest.mark.parametrize("secret", [b"", b"short", b"x" * 33])
+def test_a_secret_of_another_length_is_refused(secret: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.TemporaryFile() as file:
+        file.write(secret)
+        file.seek(0)
+        options = ["--listener", str(listener.fileno()), "--secret", str(file.fileno())]
+        fds = [listener.fileno(), file.fileno()]
+        command = [sys.executable, "-m", "atoll.agent", *options]
+        shown = subprocess.run(command, pass_fds=fds, capture_output=True, text=True)
+    assert shown.returncode == 2 and "a secret has 32 bytes" in shown.stderr
+
+
+def test_without_a_secret_tcp_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-m", "atoll.agent", "--listener", str(listener.fileno())]
+        shown = subprocess.run(command, pass_fds=[listener.fileno()], capture_output=True, text=True)
+    assert shown.returncode == 2 and "must be a listening Unix socket" in shown.stderr
 
 
 def test_anything_but_a_listening_unix_socket_is_refused() -> None:

@@ -33,18 +33,19 @@ from atoll.protocol.messages import encode_message
 from atoll.supervisor import agent_connection, agent_link
 from atoll.supervisor.agent_link import AgentLink
 from tests.conftest import Box
+from tests.native import agent_socket, linked_at, native
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def connect(box: Box) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    directory = os.open(box.live.agent_socket.parent, os.O_PATH)
+    directory = os.open(agent_socket(box.live).parent, os.O_PATH)
     peer = socket.socket(socket.AF_UNIX)
     peer.setblocking(False)
     try:
         while True:
             try:
-                peer.connect(f"/proc/self/fd/{directory}/{box.live.agent_socket.name}")
+                peer.connect(f"/proc/self/fd/{directory}/{agent_socket(box.live).name}")
                 break
             except BlockingIOError:  # so many wait already; asyncio would wait for a sign that never comes
                 await asyncio.sleep(0.001)
@@ -127,7 +128,7 @@ async def test_too_many_connections_are_turned_away_politely(box: Box) -> None:
 
 
 async def test_a_sandbox_that_was_stopped_is_an_error_not_a_hang(box: Box) -> None:
-    os.kill(box.live.process.pid, 9)
+    os.kill(native(box.live).process.pid, 9)
     with pytest.raises(ConnectionError) as caught:
         while True:
             await box.text("echo")
@@ -151,7 +152,7 @@ async def false_agent(tmp_path: Path, script: Script, connections: int = 1) -> A
         served.release()
 
     served = asyncio.Semaphore(0)
-    async with await asyncio.start_unix_server(serve, path), AgentLink(path) as link:
+    async with await asyncio.start_unix_server(serve, path), linked_at(path) as link:
         yield link
         link.close()
         for _ in range(connections):
@@ -279,7 +280,7 @@ async def failure_of(
         path.unlink(missing_ok=True)
         listener.bind(str(path))
         listener.listen()
-        async with AgentLink(path) as link:
+        async with linked_at(path) as link:
             running = asyncio.create_task(link.run(call, stdin))
             await asyncio.to_thread(select.select, [listener], [], [])
             if is_taken:

@@ -16,9 +16,9 @@ from atoll.protocol.files import WriteFile
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.processes import StartProcess, WaitForExit, decode_process
 from atoll.protocol.sessions import CreateSession
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import linked, native
 from tests.system.test_terminals import Desk
 
 SOFT = 256  # a shell needs one above 200
@@ -34,7 +34,7 @@ async def limited_box(tmp_path: Path, busybox: Path, soft: int, hard: int) -> As
     async with machine:
         machine.images.add("busybox", busybox)
         live = await machine.create("limited", image="busybox")
-        async with AgentLink(live.agent_socket) as link:
+        async with linked(live) as link:
             yield Box(live, link, "busybox")
         await machine.destroy(live)
 
@@ -52,7 +52,7 @@ async def waiting(box: Box, count: int) -> AsyncIterator[None]:
 
 
 def soft_limit_of_agent(box: Box) -> int:
-    lines = Path(f"/proc/{box.live.process.pid}/limits").read_text().splitlines()
+    lines = Path(f"/proc/{native(box.live).process.pid}/limits").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("Max open files")).split()[3])
 
 

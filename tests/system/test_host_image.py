@@ -14,6 +14,7 @@ import pytest
 from atoll.images.host import read_host_state
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import agent_socket
 
 pytestmark = pytest.mark.usefixtures("host_stays_as_it_was")
 
@@ -172,7 +173,7 @@ async def test_usr_can_be_written_renamed_and_deleted(host_box: Box) -> None:
 
 async def test_what_is_written_belongs_to_no_range_of_ids_on_disk(host_box: Box, machine: Machine) -> None:
     await host_box.text("touch /etc/by-root /usr/by-root && touch /tmp/by-1000 && chown 1000:1000 /tmp/by-1000")
-    disk = Path(machine.record(host_box.live.id).agent_socket).parents[2] / "state/disks" / host_box.live.id
+    disk = agent_socket(host_box.live).parents[2] / "state/disks" / host_box.live.id
     owners = {path.name: path.stat().st_uid for path in disk.rglob("by-*")}
     assert owners == {"by-root": 0, "by-1000": 1000}
     assert disk.stat().st_mode & 0o077 == 0

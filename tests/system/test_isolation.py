@@ -20,6 +20,7 @@ from atoll.engine.native.uid_ranges import FIRST_BASE, RANGE_SIZE
 from atoll.protocol.commands import Exec
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import native
 
 
 async def python(box: Box, code: str) -> str:
@@ -37,15 +38,16 @@ async def test_root_inside_is_nobody_outside(box: Box) -> None:
     assert await box.text("id -u") == "0"
     assert await box.text("cat /proc/self/uid_map") == await box.text("cat /proc/self/gid_map")
     inside, outside, count = (await box.text("cat /proc/self/uid_map")).split()
-    assert (int(inside), int(outside), int(count)) == (0, box.live.uid_base, RANGE_SIZE)
-    assert os.stat(f"/proc/{box.live.process.pid}").st_uid in (0, box.live.uid_base)
-    host_view = Path(f"/proc/{box.live.process.pid}/status").read_text()
-    assert re.search(rf"^Uid:\t{box.live.uid_base}\t", host_view, re.MULTILINE)
+    assert (int(inside), int(outside), int(count)) == (0, native(box.live).uid_base, RANGE_SIZE)
+    assert os.stat(f"/proc/{native(box.live).process.pid}").st_uid in (0, native(box.live).uid_base)
+    host_view = Path(f"/proc/{native(box.live).process.pid}/status").read_text()
+    assert re.search(rf"^Uid:\t{native(box.live).uid_base}\t", host_view, re.MULTILINE)
 
 
 async def test_seven_namespaces_are_its_own(box: Box) -> None:
     for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
-        assert os.readlink(f"/proc/{box.live.process.pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}"), kind
+        inside = os.readlink(f"/proc/{native(box.live).process.pid}/ns/{kind}")
+        assert inside != os.readlink(f"/proc/self/ns/{kind}"), kind
 
 
 async def test_thirteen_capabilities_no_new_privileges_and_a_filter(box: Box) -> None:
@@ -77,7 +79,7 @@ async def test_pid_1_tells_nothing_of_the_host(box: Box, machine: Machine) -> No
 async def test_the_table_of_mounts_tells_nothing_of_the_host(box: Box, machine: Machine) -> None:
     mounts = await box.text("cat /proc/mounts /proc/self/mountinfo")
     words = set(re.split(r"[\s,=:]+", mounts))
-    state = str(machine.record(box.live.id).agent_socket).rsplit("/run/", 1)[0]
+    state = native(box.live).agent_socket.rsplit("/run/", 1)[0]
     assert state not in mounts
     paths = {word for word in words if word.startswith("/")}
     own = {"/null", "/shm", "/boot_id", "/loadavg", "/meminfo", "/stat", "/uptime", "/copy/files", "/copy/empty"}
@@ -187,11 +189,11 @@ async def test_the_same_probe_gets_other_answers_without_the_filter(probe: str) 
 
 async def test_two_sandboxes_share_no_ids_no_random_state_and_no_namespace(neighbours: tuple[Box, Box]) -> None:
     one, other = neighbours
-    assert one.live.uid_base != other.live.uid_base
+    assert native(one.live).uid_base != native(other.live).uid_base
     for box in neighbours:
-        assert (box.live.uid_base - FIRST_BASE) % RANGE_SIZE == 0
+        assert (native(box.live).uid_base - FIRST_BASE) % RANGE_SIZE == 0
     for kind in ("user", "mnt", "pid", "net", "ipc", "uts"):
-        links = {os.readlink(f"/proc/{box.live.process.pid}/ns/{kind}") for box in neighbours}
+        links = {os.readlink(f"/proc/{native(box.live).process.pid}/ns/{kind}") for box in neighbours}
         assert len(links) == 2, kind
 
 
@@ -279,7 +281,7 @@ async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Bo
     of_commands = (*["cgroup.procs"] * 3, "freezer.state")
     commands_group = Counter(of_commands if version_1 else ("cgroup.procs", "cgroup.freeze", "cgroup.events"))
     for box in neighbours:
-        links = list(links_of(box.live.process.pid))
+        links = list(links_of(native(box.live).process.pid))
         kinds = Counter(
             link.partition(":")[0] if link.startswith("socket:") else link.rpartition("/")[2] for link in links
         )
@@ -301,10 +303,10 @@ async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Bo
 async def test_one_sandboxs_environment_is_not_in_the_memory_of_the_next(machine: Machine) -> None:
     canary = "canary-" + os.urandom(12).hex()
     secret = await machine.create("secretive", image="busybox", env={"API_KEY": canary})
-    assert canary.encode() in memory_of(secret.process.pid)
+    assert canary.encode() in memory_of(native(secret).process.pid)
     for number in range(4):
         live = await machine.create(f"curious-{number}", image="busybox")
-        assert canary.encode() not in memory_of(live.process.pid)
+        assert canary.encode() not in memory_of(native(live).process.pid)
         await machine.destroy(live)
     await machine.destroy(secret)
 

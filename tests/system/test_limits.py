@@ -12,9 +12,9 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import ErrorCode, LimitReachedError
 from atoll.protocol.limits import Limits
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import linked, native
 
 CAP_SYS_RESOURCE = 24
 SMALL = Limits(cpus=0.5, memory="64MiB", pids=32)
@@ -23,7 +23,7 @@ SMALL = Limits(cpus=0.5, memory="64MiB", pids=32)
 @pytest.fixture
 async def small(machine: Machine) -> AsyncIterator[Box]:
     live = await machine.create("small", image="host", limits=SMALL)
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         yield Box(live, link, "host")
     await machine.destroy(live)
 
@@ -104,7 +104,7 @@ async def test_when_the_machine_runs_out_of_memory_its_own_processes_are_not_the
             ("self", "self"),
             ("nursery", nursery),
             ("zygote", zygote),
-            ("agent", host_box.live.process.pid),
+            ("agent", native(host_box.live).process.pid),
         )
     }
     await host_box.text("until [ $(cat /proc/$$/oom_score_adj) -ge 600 ]; do :; done")

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.engine.base import ProcessIdentity
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import MAX_SANDBOXES_PER_PAGE, SandboxQuery
@@ -41,9 +40,6 @@ def record(number: int) -> SandboxRecord:
         image_state="none",
         limits=Limits(),
         created_at=datetime.now(UTC),
-        process=ProcessIdentity(pid=1, start_time=0, boot_id="another"),
-        uid_base=0,
-        agent_socket="/none",
         env={"A": "1"},
         upkeep=Upkeep(labels={"third": "yes"} if number % 3 == 0 else {}),
     )

@@ -39,7 +39,7 @@ async def lose(directory: Path, busybox_root: Path, *, without_record: str) -> N
         machine.images.add("busybox", busybox_root)
         for name in ("one", "two"):
             live = await machine.create(name, image="busybox")
-            await run(live.agent_socket, "sh", "-c", f"echo {name} >/f")
+            await run(live, "sh", "-c", f"echo {name} >/f")
             await machine.engine.stop(live)
         disks = {name: machine.storage.find(SandboxId(name)) for name in ("one", "two")}
         os.removexattr(disks[without_record], "user.atoll.record")
@@ -105,7 +105,7 @@ async def test_a_lost_disk_is_removed_when_asked_or_after_a_long_time(tmp_path: 
     state, runtime = tmp_path / "state", tmp_path / "run"
     async with Machine(state, runtime) as machine:
         assert machine.findings.set_aside == ("one", "two")
-        (await machine.create("one", image="busybox")).release()
+        await machine.engine.release(await machine.create("one", image="busybox"))
         machine.storage.set_aside(SandboxId("one"), first_note("a test", datetime.now(UTC)))
         assert machine.storage.lost.names() == ["one", "one.2", "two"]
         await machine.remove_lost("one")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.engine.base import LiveSandbox
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId
@@ -28,6 +29,7 @@ from atoll.supervisor.agent_link import AgentLink, CommandOutput
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
+from tests.native import linked
 from tests.system.failing_pool import fill, host_disk_of
 
 MIB = 2**20
@@ -52,8 +54,8 @@ async def machine_on(host_disk: Path, busybox_root: Path) -> AsyncIterator[Machi
             await machine.remove(record.id)
 
 
-async def sh(live: object, script: str) -> CommandOutput:
-    async with AgentLink(live.agent_socket) as link:  # type: ignore[attr-defined]
+async def sh(live: LiveSandbox, script: str) -> CommandOutput:
+    async with linked(live) as link:
         return await link.run(Exec(argv=["sh", "-c", script], timeout=HANG_SECONDS))
 
 
@@ -223,9 +225,8 @@ async def said_by(work: Awaitable[object]) -> AtollError:
 
 async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(machine_on: Machine, host_disk: Path) -> None:
     machine, disks = machine_on, host_disk / "state/disks"
-    running, ended = [
-        await machine.create(name, image="busybox", limits={"disk": "100MiB"}) for name in ("room-one", "room-two")
-    ]
+    await machine.create("room-one", image="busybox", limits={"disk": "100MiB"})
+    ended = await machine.create("room-two", image="busybox", limits={"disk": "100MiB"})
     await machine.engine.stop(ended)
     async with Roster(machine, Timeline(machine.database)) as roster:
         subprocess.run(["mount", "-o", "remount,ro", disks], check=True)
@@ -251,7 +252,6 @@ async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(machin
             await roster.actor("room-four").ensure(Plan(image="busybox", limits=Limits(disk="100MiB")), caller)
         ) is True
         await roster.actor("room-four").destroy(caller)
-    running.release()
 
 
 async def test_a_pool_that_was_read_only_when_the_nursery_began_is_written_to_afterwards(

@@ -234,7 +234,7 @@ async def test_a_log_cut_at_any_frame_costs_no_sandbox(tmp_path: Path, busybox_r
         machine.images.add("busybox", busybox_root)
         for name in names:
             await machine.engine.stop(await machine.create(name, image="busybox", limits="lite"))
-        (await machine.create("destroyed", image="busybox", limits="lite")).release()
+        await machine.engine.release(await machine.create("destroyed", image="busybox", limits="lite"))
         await machine.remove("destroyed")
         database, log = (state / NAME).read_bytes(), (state / f"{NAME}-wal").read_bytes()
         disks = look_at_disks(machine.storage)

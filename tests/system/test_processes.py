@@ -40,9 +40,9 @@ from atoll.protocol.processes import (
 from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import decode
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import linked, native
 
 T = TypeVar("T")
 GIGABYTE = 10**9
@@ -220,7 +220,7 @@ async def test_deleting_a_session_leaves_its_processes_running(processes: Proces
 
 
 async def test_it_outlives_the_connection_that_started_it(processes: Processes) -> None:
-    async with AgentLink(processes.box.live.agent_socket) as link:
+    async with linked(processes.box.live) as link:
         other = Processes(Box(processes.box.live, link, ""))
         await other.start("mkfifo /tmp/go; cat /tmp/go; echo still here", "lasting")
     await processes.box.text("while ! [ -p /tmp/go ]; do sleep 0.01; done; echo go > /tmp/go")
@@ -530,7 +530,7 @@ async def test_one_that_cannot_be_started_again_says_why(processes: Processes) -
 
 def memory(box: Box, field: str = "VmRSS") -> int:
     """What the agent holds, in bytes."""
-    status = Path(f"/proc/{box.live.process.pid}/status").read_text()
+    status = Path(f"/proc/{native(box.live).process.pid}/status").read_text()
     found = re.search(rf"{field}:\s+(\d+) kB", status)
     assert found
     return int(found[1]) * 1024
@@ -618,7 +618,7 @@ async def test_many_readers_get_the_same(processes: Processes) -> None:
 
 async def test_a_full_disk_costs_history_and_nothing_else(machine: Machine) -> None:
     live = await machine.create("full-disk", image="busybox", limits={"disk": "16MiB"})
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         processes = Processes(Box(live, link, "busybox"))
         await processes.box.sh("dd if=/dev/zero of=/fill bs=1M; dd if=/dev/zero of=/fill2 bs=1k; sync")
         await processes.start("head -c 50000000 /dev/zero; echo the end", "flood")

@@ -44,19 +44,19 @@ async def test_what_runs_counts_and_what_is_stopped_does_not(tmp_path: Path, bus
     async with opened() as machine:
         machine.images.add("busybox", busybox_root)
         one = await machine.create("one", image="busybox", limits=limits)
-        (await machine.create("two", image="busybox", limits=limits)).release()
+        await machine.engine.release(await machine.create("two", image="busybox", limits=limits))
         with pytest.raises(AtollError) as caught:
             await machine.create("three", image="busybox", limits=limits)
         assert caught.value.code is ErrorCode.MEMORY_COMMITTED
         assert "three" not in machine.storage.names()
         await machine.stop(one)
-        (await machine.create("three", image="busybox", limits=limits)).release()
+        await machine.engine.release(await machine.create("three", image="busybox", limits=limits))
         with pytest.raises(AtollError, match="MEMORY_COMMITTED"):
             await machine.start(one.id)
 
     async with opened() as machine:
         for name in ("two", "three"):
-            (await machine.adopt(name)).release()
+            await machine.engine.release(await machine.adopt(name))
         with pytest.raises(AtollError, match="MEMORY_COMMITTED"):
             await machine.start(one.id)
         await machine.remove("two")

@@ -58,7 +58,7 @@ async def test_a_server_that_may_have_too_few_descriptors_for_what_runs_says_how
         machine.images.add("busybox", busybox_root)
         lives = [await machine.create(f"many-{number}", image="busybox") for number in range(3)]
         for live in lives:
-            live.release()
+            await machine.engine.release(live)
         names = [live.id for live in lives]
     async with Machine(state, runtime) as machine:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -16,6 +16,7 @@ import pytest
 
 from atoll.protocol.commands import ExecShell
 from tests.conftest import Box
+from tests.native import native
 
 LARGE = "for ((n = 0; n < 300; n++)); do declare v$n='value number '$n; done"
 ROUNDS = 20
@@ -28,7 +29,7 @@ DIES_WHILE_IT_SAVES = f"{DIRECTORY}; sed -i '/umask/i kill -9 $$' $dir/after"
 
 def shell_of(box: Box) -> int:
     """The pid, on the host, of the one shell there is."""
-    agent = box.live.process.pid
+    agent = native(box.live).process.pid
     (shell,) = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
     return int(shell)
 

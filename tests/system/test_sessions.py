@@ -13,9 +13,9 @@ from atoll.protocol.errors import AtollError, ErrorCode, LimitReachedError
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.limits import Limits
 from atoll.protocol.sessions import CreateSession
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import linked
 from tests.system.test_agent_commands import time_out_after_printing, wait_until_gone
 
 
@@ -361,7 +361,7 @@ SMALL = Limits(cpus=1, memory="64MiB", pids=64)
 @pytest.fixture
 async def small(machine: Machine) -> AsyncIterator[Box]:
     live = await machine.create("small-session", image="host", limits=SMALL)
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         yield Box(live, link, "host")
     await machine.destroy(live)
 

@@ -21,15 +21,16 @@ from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.storage.directory import DirectoryStorage
 from atoll.storage.pool import LOCK, MIN_POOL, PoolStorage, find_device, open_storage
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import agent_socket, linked, native
 
 ONE, TWO = SandboxId("one"), SandboxId("two")
 MIB = 2**20
 CALLER = """
 import sys
 from atoll.storage.pool import machine_lock, run
+from tests.native import agent_socket, linked, native
 with machine_lock() as lock:
     run("sh", "-c", sys.argv[1], otherwise=RuntimeError, lock=lock)
 """
@@ -44,7 +45,7 @@ def pool(tmp_path: Path) -> Iterator[PoolStorage]:
 
 async def test_a_full_disk_can_be_emptied_from_inside(machine: Machine) -> None:
     live = await machine.create("filler", image="busybox", limits=Limits(disk="20MiB"))
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         box = Box(live, link, "busybox")
         output = await box.sh("dd if=/dev/zero of=/workspace/f bs=1M count=100")
         assert b"uota" in output.stderr or b"space" in output.stderr
@@ -69,7 +70,7 @@ def test_a_process_without_descriptors_is_not_a_damaged_pool(pool: PoolStorage) 
 async def test_a_full_disk_is_its_owners_problem_alone(machine: Machine) -> None:
     full = await machine.create("full", image="busybox", limits=Limits(disk="20MiB"))
     neighbour = await machine.create("neighbour", image="busybox", limits=Limits(disk="20MiB"))
-    async with AgentLink(full.agent_socket) as one, AgentLink(neighbour.agent_socket) as other:
+    async with linked(full) as one, linked(neighbour) as other:
         await Box(full, one, "busybox").sh("dd if=/dev/zero of=/f bs=1M count=100")
         output = await other.run(Exec(argv=["sh", "-c", "dd if=/dev/zero of=/f bs=1M count=10 2>/dev/null; wc -c </f"]))
         assert output.stdout.strip() == b"10485760"
@@ -80,20 +81,20 @@ async def test_a_full_disk_is_its_owners_problem_alone(machine: Machine) -> None
 
 async def test_a_disk_starts_again_under_other_ids_with_the_same_owners(machine: Machine) -> None:
     live = await machine.create("again", image="busybox")
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         await Box(live, link, "busybox").text(
             "echo kept >/workspace/f; chown 1000:2000 /workspace/f; chmod 640 /workspace/f"
         )
     await machine.engine.stop(live)
     record = machine.record(live.id)
-    disk = Path(record.agent_socket).parents[2] / "state/disks" / live.id
+    disk = agent_socket(live).parents[2] / "state/disks" / live.id
     rootfs = machine.images.resolve("busybox")
     env = {"PATH": "/bin"}
     second = await machine.engine.start(
-        SandboxSpec(id=live.id, rootfs=rootfs, disk=disk, limits=record.limits, env=env)
+        SandboxSpec(id=live.id, generation="second", rootfs=rootfs, disk=disk, limits=record.limits, env=env)
     )
-    assert second.uid_base != live.uid_base
-    async with AgentLink(second.agent_socket) as link:
+    assert native(second).uid_base != native(live).uid_base
+    async with linked(second) as link:
         box = Box(second, link, "busybox")
         assert await box.text("cat /workspace/f; stat -c %u:%g:%a /workspace/f") == "kept\n1000:2000:640"
         assert await box.text("echo more >>/workspace/f; cat /etc/hostname") == "again"

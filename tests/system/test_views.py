@@ -14,9 +14,9 @@ from atoll.agent.figures import SECONDS_AHEAD
 from atoll.engine.native.clocks import BOOT_SECONDS
 from atoll.protocol.commands import Exec
 from atoll.protocol.limits import Limits
-from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
+from tests.native import linked, native
 
 MIB = 2**20
 YOUNG = 600  # seconds; longer than any of these tests takes on the slowest machine
@@ -63,7 +63,7 @@ async def test_node_sees_the_sandbox(host_box: Box) -> None:
 
 async def test_free_memory_follows_what_is_used(machine: Machine) -> None:
     live = await machine.create("eater", limits=Limits(memory=256 * MIB))
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         box = Box(live, link, "host")
         assert await meminfo(box, "MemTotal") == 256 * MIB
         before = await meminfo(box, "MemFree")
@@ -127,7 +127,7 @@ async def test_no_file_that_sandboxes_see_is_the_same_for_two(neighbours: tuple[
 
 async def test_a_sandbox_in_which_nothing_happens_writes_nothing(host_box: Box) -> None:
     await host_box.text("true")
-    process = Path(f"/proc/{host_box.live.process.pid}")
+    process = Path(f"/proc/{native(host_box.live).process.pid}")
 
     def switches() -> int:
         return sum(map(int, re.findall(r"switches:\s+(\d+)", (process / "status").read_text())))
@@ -142,7 +142,7 @@ async def test_a_sandbox_in_which_nothing_happens_writes_nothing(host_box: Box) 
 async def test_a_sandbox_knows_its_limits(machine: Machine) -> None:
     limits = Limits(cpus=0.25, memory=64 * MIB, disk=20 * MIB, pids=50)
     live = await machine.create("modest", limits=limits)
-    async with AgentLink(live.agent_socket) as link:
+    async with linked(live) as link:
         told = await Box(live, link, "host").text('echo "$ATOLL_CPUS $ATOLL_MEMORY $ATOLL_DISK $ATOLL_PIDS"')
     await machine.destroy(live)
     assert told == f"0.25 {64 * MIB} {20 * MIB} 50"

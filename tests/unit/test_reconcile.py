@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.engine.base import ProcessIdentity
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.supervisor.disk_records import Disk, DiskRecord, Mark
@@ -40,9 +39,9 @@ def record(sandbox: SandboxId = ONE, *, boot: str = THIS, revision: int = 0, aft
         image_state="host",
         limits=Limits(),
         created_at=MADE + timedelta(seconds=after),
-        process=ProcessIdentity(pid=7, start_time=1, boot_id=boot),
-        uid_base=0x7000_0000,
-        agent_socket="/run/atoll/agents/x.sock",
+        handle="somewhere",
+        generation="first",
+        boot_id=boot,
         revision=revision,
     )
 
@@ -185,7 +184,7 @@ def was_unreported(found: Row | None, left: Disk) -> bool:
     """For certain: said within this boot, which loses nothing."""
     if found is None:
         return left.kept is not None and left.kept.mark is Mark.MAKING and left.kept.boot_id == THIS
-    is_making = found.stage is Stage.MAKING and found.record is not None and found.record.process.boot_id == THIS
+    is_making = found.stage is Stage.MAKING and found.record is not None and found.record.boot_id == THIS
     return is_making and not (left.kept and left.kept.mark is Mark.CREATED)
 
 

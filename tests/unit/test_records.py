@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from atoll.engine.native.handles import NativeHandle, ProcessIdentity
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.store.database import NAME, Database, open_database
 from atoll.supervisor.record_files import take_over_files
-from atoll.supervisor.records import Records, Row, Stage
+from atoll.supervisor.records import Records, Row, Stage, decode_record
 from tests import kept
 from tests.unit.test_reconcile import ONE, TWO, record
 
@@ -220,3 +221,44 @@ def test_a_directory_that_cannot_be_renamed_is_named_and_its_records_stay(tmp_pa
     shutil.rmtree(tmp_path / "records.taken-over")
     take_over(tmp_path)
     assert (tmp_path / NAME).exists() and not (tmp_path / "records").exists()
+
+
+# As servers wrote it before engines had handles.
+BEFORE_HANDLES = b"""{"id":"one","image":"host","image_state":"host-1","limits":{"cpus":1.0,"memory":2147483648,
+"disk":10737418240,"pids":1024},"created_at":"2026-01-02T03:04:05.678901Z","process":{"pid":4711,"start_time":815,
+"boot_id":"5f0c"},"uid_base":1879048192,"agent_socket":"/run/atoll/agents/one-2.sock","env":{"A":null},
+"upkeep":{"labels":{"x":"y"},"sleep_after":60.0,"keep_alive":true,"stop_after":null},"revision":7}"""
+
+
+def test_a_record_of_before_handles_is_read_into_the_words_of_today() -> None:
+    found = decode_record(BEFORE_HANDLES, ONE)
+    handle = NativeHandle.decode(found.handle)
+    assert handle == NativeHandle(
+        process=ProcessIdentity(pid=4711, start_time=815, boot_id="5f0c"),
+        uid_base=1879048192,
+        agent_socket="/run/atoll/agents/one-2.sock",
+    )
+    assert (found.generation, found.boot_id) == ("5f0c 4711 815", "5f0c")
+    assert (found.revision, found.env, found.upkeep.keep_alive) == (7, {"A": None}, True)
+    assert decode_record(msgspec.json.encode(found), ONE) == found, "and written as today"
+
+
+def test_one_of_before_handles_that_was_never_started_has_none() -> None:
+    content = msgspec.json.decode(BEFORE_HANDLES) | {"process": {"pid": 0, "start_time": 0, "boot_id": ""}}
+    found = decode_record(msgspec.json.encode(content), ONE)
+    assert (found.handle, found.generation, found.boot_id) == ("", "", "")
+
+
+@pytest.mark.parametrize("process", [None, [], {}, {"pid": 1}, "x"])
+def test_one_of_before_handles_whose_process_makes_no_sense_has_no_handle_that_does(process: object) -> None:
+    content = msgspec.json.decode(BEFORE_HANDLES) | {"process": process}
+    found = decode_record(msgspec.json.encode(content), ONE)
+    assert NativeHandle.decode(found.handle) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"null", b"{", b"\xff", b'{"process": {"boot_id": "x"}}', b'{"a": ' + b"[" * 100_000]
+)
+def test_what_is_no_record_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_record(content, ONE)

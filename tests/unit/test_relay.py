@@ -11,7 +11,7 @@ from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.server.connections import Body, Departure
 from atoll.server.relay import Requests
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_link import AgentLink
+from tests.native import linked_at
 
 
 async def test_frames_without_a_byte_leave_the_others_their_turns(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ async def test_frames_without_a_byte_leave_the_others_their_turns(tmp_path: Path
     async def receive() -> Message:
         return messages.pop(0)
 
-    async with AgentLink(tmp_path / "agent.sock") as link:
+    async with linked_at(tmp_path / "agent.sock") as link:
         requests = Requests(receive, no_more, Departure())
         feeding = asyncio.create_task(requests.feed(AgentConnection(link)))
         turns = 0

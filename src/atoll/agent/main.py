@@ -1,7 +1,7 @@
 """The agent's life: make itself fit to be PID 1, say that it is ready, serve until it is killed.
 
 Two ways in. The native engine forks it from the nursery and calls `run` (no exec, so the image needs no Python).
-Other engines exec it: `python -m atoll.agent --listener FD`.
+Other engines exec it: `python -m atoll.agent --listener FD [--secret FD]`.
 
 Rules:
 1. Everything is imported before `run`. Then the import system is shut: what lies in the sandbox's /usr belongs to
@@ -41,10 +41,13 @@ from atoll.agent.sessions.sessions import SessionRegistry
 from atoll.agent.sessions.shell_script import RESTORE, STATES
 from atoll.agent.terminals.terminals import TerminalRegistry
 from atoll.cpu.own import OWN
-from atoll.protocol.agents import PROTOCOL_VERSION, Ping, Pong
+from atoll.protocol.agents import Ping, Pong
+from atoll.protocol.versions import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from atoll.agent.secret import Secret
 
 # Codecs are looked up by name at first use, and that is an import: these are loaded while that is still allowed.
 PRELOADED = (encodings.ascii, encodings.idna, encodings.latin_1, encodings.utf_8, stringprep)
@@ -56,7 +59,9 @@ _libc = ctypes.CDLL(None)
 class Agent:
     """Set up, opened, run. What comes between may be a fork, and the making of the sandbox around it."""
 
-    def __init__(self, admits: Callable[[socket.socket], bool] = comes_from_outside) -> None:
+    def __init__(
+        self, admits: Callable[[socket.socket], bool] = comes_from_outside, secret: Secret | None = None
+    ) -> None:
         """All that holds no descriptor, so that it can be shared with whoever is forked from us."""
         self.loop = AgentLoop()
         self.loop.set_exception_handler(_survive)
@@ -74,7 +79,7 @@ class Agent:
         self.workers.register(calls)
         self.figures = Figures(self.loop, lambda: bool(self._runner.running), self._runner.births.last_pid)
         calls.operations = {kind: self.figures.before(begin) for kind, begin in calls.operations.items()}
-        self.server = AgentServer(self.loop, calls, admits)
+        self.server = AgentServer(self.loop, calls, admits, secret)
 
     def open(self, listener: socket.socket, scratch: int) -> None:
         """Get ready to serve the host on `listener`, an already listening Unix socket.

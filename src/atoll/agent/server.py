@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atoll.agent.operations import Calls, Operation
+    from atoll.agent.secret import Secret
     from atoll.protocol.messages import Call, Result
 
 MAX_CONNECTIONS = 512
@@ -32,12 +33,19 @@ _PEER_CREDENTIALS = struct.Struct("3i")
 
 
 class AgentServer:
-    """Takes connections, and has what they share. `admits` says who may connect."""
+    """Takes connections, and has what they share. `admits` says who may connect, and `secret` what they say first."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, calls: Calls, admits: Callable[[socket.socket], bool]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        calls: Calls,
+        admits: Callable[[socket.socket], bool],
+        secret: Secret | None = None,
+    ) -> None:
         self.loop = loop
         self.calls = calls
         self.admits = admits
+        self._secret = secret
         self.connections = 0
         self._greetings: set[asyncio.Task[object]] = set()
 
@@ -65,10 +73,18 @@ class AgentServer:
             greeting.add_done_callback(self._greetings.discard)
 
     async def _greet(self, peer: socket.socket) -> None:
+        if self._secret and not await self._is_trusted(peer, self._secret):
+            peer.close()
+            return
         try:
             await self.loop.connect_accepted_socket(lambda: HostConnection(self), peer)
         except OSError:  # it is gone again
             peer.close()
+
+    async def _is_trusted(self, peer: socket.socket, secret: Secret) -> bool:
+        """Strangers may come in any number, so few of them are listened to at once."""
+        peer.setblocking(False)
+        return len(self._greetings) <= MAX_CONNECTIONS and await secret.is_said(peer)
 
 
 class HostConnection(asyncio.Protocol):

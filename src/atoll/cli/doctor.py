@@ -65,13 +65,13 @@ def doctor(context: click.Context, as_json: bool, no_trial: bool, state_dir: Pat
 
 
 def examine_machine(state: Path, *, with_trial: bool) -> Report:
-    from atoll.engine.native import examination as engine  # where the server is, and nowhere else
+    from atoll.engine.choose import chosen_engine  # where the server is, and nowhere else
     from atoll.images import examination as images
     from atoll.storage import examination as storage
     from atoll.supervisor import trial
 
     ground, is_root = storage.nearest_directory(state), sys.platform == "linux" and os.geteuid() == 0
-    checks = [*engine.checks(str(ground)), *storage.checks(state), *images.checks()]
+    checks = [*chosen_engine().checks(ground), *storage.checks(state), *images.checks()]
     findings = [examine(check, is_root=is_root) for check in checks]
     if with_trial and is_fit(findings):
         findings.append(examine(trial.check(ground), is_root=is_root))

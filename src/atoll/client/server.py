@@ -33,6 +33,7 @@ from atoll.protocol.messages import Call, decode_error
 from atoll.protocol.processes import ProcessCall, StreamProcessLog, WaitForExit, WaitForPort
 from atoll.protocol.sessions import ListSessions
 from atoll.protocol.terminals import CloseTerminal, CreateTerminal, ListTerminals, ResizeTerminal
+from atoll.protocol.versions import FIRST, PROTOCOL_VERSION, SINCE, version_needed
 
 MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
@@ -64,6 +65,13 @@ def shared_server(url: str, api_key: str | None, local: LocalServer | None) -> S
     return Server(url, api_key, local)
 
 
+class _Versions(msgspec.Struct):
+    """What is looked for in what a server says of itself."""
+
+    version: str
+    protocol_version: int = FIRST
+
+
 class Server:
     def __init__(self, url: str, api_key: str | None, local: LocalServer | None = None) -> None:
         if api_key is not None:
@@ -72,6 +80,7 @@ class Server:
         self.address, self._prefix = (local.address, "") if local else parse_url(url)
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
         self.answer_grace = ANSWER_GRACE
+        self._known_version = FIRST
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy, here or in another process, is the one that is shared there. A pickle has the key in it."""
@@ -95,7 +104,8 @@ class Server:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
             if not _is_json(body):
                 raise self._no_atoll(response.status, body) from cause
-            raise self._nonsense(f"{method} {path} was answered with {cause}") from cause
+            nonsense = self._nonsense(f"{method} {path} was answered with {cause}")
+            raise await self._or_versions_differ(nonsense) from cause
 
     async def tell(self, method: str, path: str, *, headers: str = "") -> None:
         """A request whose answer says nothing."""
@@ -114,7 +124,10 @@ class Server:
         opening: Opening | None = None,
     ) -> Frames:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
-        first = encode_frame(FrameKind.CALL, encode_call(call))
+        message = encode_call(call)
+        if SINCE:
+            await self._check_version(message)
+        first = encode_frame(FrameKind.CALL, message)
         response = await self.transport.request(
             "POST",
             f"{self._prefix}/v1/sandboxes/{sandbox_id}/call",
@@ -129,8 +142,11 @@ class Server:
     async def begin_call(self, sandbox_id: str, call: Call, *, headers: str = "") -> CallInput:
         """The same for a call whose input comes piece by piece."""
         target = f"{self._prefix}/v1/sandboxes/{sandbox_id}/call"
+        message = encode_call(call)
+        if SINCE:
+            await self._check_version(message)
         upload = await self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
-        await upload.send(encode_frame(FrameKind.CALL, encode_call(call)))
+        await upload.send(encode_frame(FrameKind.CALL, message))
         return CallInput(self, upload)
 
     async def frames(self, response: Response, patience: float | None = None) -> Frames:
@@ -174,6 +190,8 @@ class Server:
             problem = from_body(msgspec.json.decode(body, type=ErrorBody))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             problem = self._foreign_error(response.status, body)
+        if problem.code is ErrorCode.ROUTE_NOT_FOUND:
+            problem = await self._or_versions_differ(problem)
         try:
             raise problem
         finally:
@@ -203,6 +221,48 @@ class Server:
             remedy="Check url=, --url or ATOLL_URL: host, port, and the path if a proxy has one in front of ours. "
             "`atoll serve` says where it listens.",
             status=status,
+        )
+
+    async def _check_version(self, message: bytes) -> None:
+        """Raise if the server is too old for this call. It is asked once, or again while it is."""
+        needed = version_needed(message)
+        if needed > self._known_version:
+            self._known_version = await self._version() or PROTOCOL_VERSION
+        if needed > self._known_version:
+            raise self._too_old(self._known_version)
+
+    async def _or_versions_differ(self, problem: AtollError) -> AtollError:
+        """For an answer that makes no sense: that server and SDK are of two versions, or else `problem`."""
+        theirs = await self._version()
+        if theirs is None or theirs == PROTOCOL_VERSION:
+            return problem
+        if theirs < PROTOCOL_VERSION:
+            return self._too_old(theirs)
+        return error(
+            ErrorCode.SDK_TOO_OLD,
+            f"the server at {self.address} speaks version {theirs} of the protocol, and this SDK {PROTOCOL_VERSION}: "
+            f"{problem.message}",
+            remedy="Install the version of atoll that the server has.",
+            server=theirs,
+            sdk=PROTOCOL_VERSION,
+        )
+
+    async def _version(self) -> int | None:
+        """That of the protocol which the server speaks; None if it cannot be learned."""
+        try:
+            response = await self.transport.request("GET", f"{self._prefix}/v1/server")
+            return msgspec.json.decode(await response.read(MAX_ERROR), type=_Versions).protocol_version
+        except (AtollError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+
+    def _too_old(self, theirs: int) -> AtollError:
+        return error(
+            ErrorCode.SERVER_TOO_OLD,
+            f"the server at {self.address} speaks version {theirs} of the protocol, and this SDK {PROTOCOL_VERSION}",
+            remedy="Install this version of atoll there too and start the server anew, which its sandboxes outlive; or "
+            "use the SDK of its version.",
+            server=theirs,
+            sdk=PROTOCOL_VERSION,
         )
 
     def _nonsense(self, what: str) -> AtollError:

@@ -1,13 +1,20 @@
-"""The protocol of every engine. Nothing above `engine/` knows which one is there."""
+"""The protocol of every engine. Nothing above `engine/` knows which one is there.
+
+Rules:
+1. Values go in and come out, and descriptors: an engine may be in another process, and its sandboxes on other machines.
+2. What an engine must remember of a sandbox to find it again is in its `handle`, as text that nobody else reads. It is
+   kept with the sandbox's record as it is, for years: an engine reads the handles of its earlier versions.
+3. What only a process can hold, such as descriptors, the engine keeps to itself, by handle, until `release` or `stop`.
+4. `connect` gives a way to the agent that is open to nobody inside. How that is known is the engine's: by who a peer is
+   where the kernel says so, by a secret where the agent is far.
+"""
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -16,46 +23,31 @@ import msgspec
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.protocol.rootfs import Rootfs
+from atoll.telemetry.findings import Check
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox to be made. `disk` is an existing directory of its own, in which what it writes is kept."""
+    """A sandbox to be made. `disk` is where what it writes is kept, its own and of the engine's `DiskKind`."""
 
     id: SandboxId
+    generation: str
     rootfs: Rootfs
     disk: Path
     limits: Limits
     env: dict[str, str]
 
 
-class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Names one process for ever: a pid alone is used again."""
+class LiveSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox that was started. `generation` tells this time from every other that its id was or will be.
 
-    pid: int
-    start_time: int
-    boot_id: str
-
-
-@dataclass(kw_only=True)
-class LiveSandbox:
-    """A running sandbox, held by a pidfd of its first process until it is stopped.
-
-    While `keeper` is open, the sandbox ends with the process that holds it.
+    `handle` is what its engine finds it by; empty for one that never was started. `protocol` is the version that its
+    agent speaks, if the engine knows: of one that was adopted nobody does before it was asked.
     """
 
     id: SandboxId
-    process: ProcessIdentity
-    uid_base: int
-    agent_socket: Path
-    pidfd: int | None
-    keeper: int | None = None
-
-    def release(self) -> None:
-        """Hold it no longer. It runs on, if it was told to. Twice is fine."""
-        for fd in (self.pidfd, self.keeper):
-            if fd is not None:
-                os.close(fd)
-        self.pidfd = self.keeper = None
+    handle: str
+    generation: str
+    protocol: int | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +72,40 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: int
 
 
+class Capability(StrEnum):
+    """What not every engine can do."""
+
+    FREEZE = "freeze"  # everything in a sandbox stands still, and its memory is kept
+    SNAPSHOT = "snapshot"  # its memory can be kept and gone on with, also elsewhere
+    ATTACH = "attach"  # a directory can be attached to a sandbox that runs
+    # A connection to an agent that breaks says whether the agent had read all of it: what it had not is asked again.
+    TELLS_UNREAD = "tells unread"
+
+
+class DiskKind(Enum):
+    """What an engine takes for a disk."""
+
+    LOCAL_DIRECTORY = "local directory"  # of this machine, owned by root, on a file system that can be idmapped
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine works. `state` has images and disks in it, `runtime` is for what does not survive a reboot."""
+
+    state: Path
+    runtime: Path
+    keep_host_settings: bool = False  # what it would change of the machine's own settings stays as it is
+
+
 class Engine(Protocol):
     """Makes sandboxes, watches them, ends them."""
+
+    @property
+    def isolation(self) -> str:
+        """What keeps a sandbox from the host and from others, in words for its users."""
+        ...
+
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
 
     async def start(self, spec: SandboxSpec) -> LiveSandbox:
         """Make a sandbox and return when its agent listens; on failure nothing of it remains but `spec.disk`."""
@@ -93,6 +117,14 @@ class Engine(Protocol):
 
     async def adopt(self, left: LiveSandbox) -> LiveSandbox | None:
         """Take over a sandbox that another process left, by what that one recorded; None if it has ended."""
+        ...
+
+    async def is_running(self, left: LiveSandbox) -> bool:
+        """The same question, without taking it over."""
+        ...
+
+    async def release(self, sandbox: LiveSandbox) -> None:
+        """Hold it no longer. It runs on, if it was told to. Twice is fine."""
         ...
 
     async def settle(self, known: Iterable[LiveSandbox]) -> None:
@@ -107,8 +139,19 @@ class Engine(Protocol):
         """Return when the sandbox has ended, whoever ended it."""
         ...
 
+    async def connect(self, sandbox: LiveSandbox) -> socket.socket:
+        """A stream to its agent, ready for the first call, which does not block; OSError if there is no agent any more.
+
+        It may take as long as an agent takes that is busy: whoever asks sets the limit.
+        """
+        ...
+
+    async def open_port(self, sandbox: LiveSandbox, port: int) -> socket.socket:
+        """A connection to what listens on the sandbox's own loopback, which nothing else of the host can reach."""
+        ...
+
     async def freeze(self, sandbox: LiveSandbox) -> None:
-        """Let everything in it stand still, memory kept. Twice is fine."""
+        """Let everything in it stand still, memory kept. Twice is fine. NOT_AVAILABLE_YET if the engine cannot."""
         ...
 
     async def thaw(self, sandbox: LiveSandbox) -> None:
@@ -117,13 +160,7 @@ class Engine(Protocol):
 
     def is_frozen(self, sandbox: LiveSandbox) -> bool: ...
 
-    async def usage(self, sandbox: LiveSandbox) -> Usage:
-        """Read in a thread: the kernel takes its time to add up what many cpus counted."""
-        ...
-
-    async def open_socket(self, sandbox: LiveSandbox, port: int) -> socket.socket:
-        """A connection to what listens on the sandbox's own loopback, which nothing else of the host can reach."""
-        ...
+    async def usage(self, sandbox: LiveSandbox) -> Usage: ...
 
     def events(self, sandbox: LiveSandbox) -> AsyncIterator[Event]:
         """From now on, as they happen. ENDED is the last."""
@@ -136,5 +173,22 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of the engine's own processes. Sandboxes run on."""
+        """Let go of the engine's own processes, and of all it holds. Sandboxes run on."""
         ...
+
+
+class EngineKind(Protocol):
+    """An engine that could be opened: what it needs of a machine, asked before anything is made."""
+
+    @property
+    def disks(self) -> DiskKind: ...
+
+    def check(self) -> None:
+        """Raise the first reason why it can make no sandbox here. Cheap, and without a side effect."""
+        ...
+
+    def checks(self, ground: Path) -> list[Check]:
+        """What the doctor asks. `ground` is the directory in which the state directory is, or would be made."""
+        ...
+
+    def open(self, settings: EngineSettings) -> Engine: ...

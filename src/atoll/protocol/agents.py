@@ -1,12 +1,10 @@
-"""An agent as a whole: whether it answers, and which protocol it speaks."""
+"""An agent as a whole: whether it answers, and which version of the protocol it speaks."""
 
 from __future__ import annotations
 
 import msgspec
 
 from atoll.protocol.said import Count
-
-PROTOCOL_VERSION = 1
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping", forbid_unknown_fields=True, omit_defaults=True):

@@ -268,6 +268,7 @@ class ErrorCode(StrEnum):
     INVALID_API_KEY = "INVALID_API_KEY", InvalidKeyError, 401, HOST, EACCES
     KEY_NOT_FOUND = "KEY_NOT_FOUND", NotFoundError, 400, HOST
     NOT_AVAILABLE_YET = "NOT_AVAILABLE_YET", NotAvailableYetError, 501, HOST
+    SDK_TOO_OLD = "SDK_TOO_OLD", CallerError, 400, HOST
     # Something happened to, or inside, the sandbox.
     PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED", LimitReachedError, 429, AGENT
     TOO_MANY_SESSIONS = "TOO_MANY_SESSIONS", LimitReachedError, 429, AGENT
@@ -286,6 +287,7 @@ class ErrorCode(StrEnum):
     AGENT_LOST = "AGENT_LOST", AgentLostError, 409, AGENT, ECONNRESET
     AGENT_TIMEOUT = "AGENT_TIMEOUT", AgentTimeoutError, 504, HOST, ETIMEDOUT
     AGENT_MISBEHAVED = "AGENT_MISBEHAVED", AgentMisbehavedError, 409, HOST
+    AGENT_TOO_OLD = "AGENT_TOO_OLD", SandboxError, 409, HOST
     # The machine lacks something; its operator must act.
     NOT_ROOT = "NOT_ROOT", NotRootError, 503, HOST, EPERM
     KERNEL_TOO_OLD = "KERNEL_TOO_OLD", HostError, 503, HOST
@@ -307,6 +309,7 @@ class ErrorCode(StrEnum):
     TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS", HostError, 503, HOST
     SERVER_NOT_REACHABLE = "SERVER_NOT_REACHABLE", ServerLostError, 503, HOST, ECONNRESET
     SERVER_LOST = "SERVER_LOST", ServerLostError, 503, HOST, ECONNRESET
+    SERVER_TOO_OLD = "SERVER_TOO_OLD", HostError, 503, HOST
     STATE_DIRECTORY_IN_USE = "STATE_DIRECTORY_IN_USE", HostError, 503, HOST
     # We are wrong.
     NURSERY_FAILED = "NURSERY_FAILED", InternalError, 500, HOST

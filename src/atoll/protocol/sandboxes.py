@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from atoll.protocol.errors import ErrorCode, as_id, error, shown
 from atoll.protocol.limits import Limits
+from atoll.protocol.versions import FIRST
 
 DEFAULT_IMAGE = "host"
 # The header of a request that is to make no sandbox: SANDBOX_NOT_FOUND if there is none, and nothing was done.
@@ -144,6 +145,7 @@ class EventList(msgspec.Struct, frozen=True, kw_only=True):
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
+    protocol_version: int = FIRST  # of calls it understands, and so do sandboxes that it starts
     pid: int
     started_at: datetime
     preparing: list[str] = []  # what takes seconds once, and is under way

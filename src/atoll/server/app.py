@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from atoll import __version__
 from atoll.protocol.sandboxes import ServerInfo
+from atoll.protocol.versions import PROTOCOL_VERSION
 from atoll.server import terminals
 from atoll.server.auth import Gate
 from atoll.server.docs_page import page
@@ -29,7 +30,9 @@ def make_app(roster: Roster, keys: Keys, hosts: tuple[str, ...] = ()) -> ASGIApp
     routes += [WebSocketRoute(terminals.PATH, terminals.view)]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.roster = roster
-    app.state.info = ServerInfo(version=__version__, pid=os.getpid(), started_at=datetime.now(UTC))
+    app.state.info = ServerInfo(
+        version=__version__, protocol_version=PROTOCOL_VERSION, pid=os.getpid(), started_at=datetime.now(UTC)
+    )
     return Gate(app, keys, hosts)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 UNREAD_FRAMES = 16  # frames that wait for the caller before the agent has to
 INPUT_CHUNK = 64 * 1024
 QUEUE_GRACE = 30.0
-# How a Unix socket says that its peer is gone and has not read everything: while we write, and once we have written.
+# How a stream that can tell says that its peer is gone and has not read everything: while we write, and once we have.
 UNREAD = (BrokenPipeError, ConnectionResetError)
 
 
@@ -205,7 +205,7 @@ class AgentConnection(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, cause: Exception | None) -> None:
-        self._is_unread = isinstance(cause, UNREAD)
+        self._is_unread = self._link.tells_unread and isinstance(cause, UNREAD)
         self._fail(error(ErrorCode.AGENT_LOST, self._link.ending.message, remedy=self._link.ending.remedy))
         self._can_write.set()
         self._wake()

@@ -80,6 +80,18 @@ def misbehaved(what: str) -> AtollError:
     return error(ErrorCode.AGENT_MISBEHAVED, what, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
 
 
+def too_old(speaks: int, needed: int) -> AtollError:
+    return error(
+        ErrorCode.AGENT_TOO_OLD,
+        f"the sandbox was started by an earlier version of Atoll: its agent speaks version {speaks} of the protocol, "
+        f"and this takes {needed}",
+        remedy="Stop it with sleep(stop=True), which ends what runs in it and keeps its files. The next use starts it "
+        "anew.",
+        speaks=speaks,
+        needed=needed,
+    )
+
+
 def silent(seconds: float) -> AtollError:
     return error(
         ErrorCode.AGENT_TIMEOUT,

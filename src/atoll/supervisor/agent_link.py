@@ -1,4 +1,4 @@
-"""The host's side of an agent's socket. Every byte that arrives is treated as hostile.
+"""The host's side of the way to an agent. Every byte that arrives is treated as hostile.
 
 Rules:
 1. One operation per connection at a time; a free connection is kept for the next.
@@ -9,24 +9,26 @@ Rules:
 4. An agent that stands still takes no call's time alone: whoever has operations under way looks now and then whether it
    answers (`is_waited_for`, `ping`), and gives up on all of them if it does not.
 5. An agent that cannot tell whether it answered a call says LOST, with the call's number: that concerns no later one.
-6. SANDBOX_NOT_RUNNING means that the call was not taken, so it can be made again; AGENT_LOST, that nobody knows.
+6. An agent that an earlier server left is asked first which version of the protocol it speaks, and gets no call that
+   came later.
+7. SANDBOX_NOT_RUNNING means that the call was not taken, so it can be made again; AGENT_LOST, that nobody knows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import os
 import socket
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from atoll.engine.base import Capability
 from atoll.protocol.agents import Ping, Pong, decode_pong
 from atoll.protocol.calls import encode_call
 from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
@@ -42,25 +44,25 @@ from atoll.protocol.sessions import (
     decode_session,
     decode_sessions,
 )
+from atoll.protocol.versions import PROTOCOL_VERSION, version_needed
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import WHEN_ENDED, decode, misbehaved, unreachable
+from atoll.supervisor.agent_failures import WHEN_ENDED, decode, misbehaved, too_old, unreachable
 from atoll.supervisor.descriptors import has_room, is_reserved, no_room
 from atoll.supervisor.patience import deadline
 from atoll.supervisor.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable
+
+    from atoll.engine.base import Engine, LiveSandbox
 
 IDLE_CONNECTIONS = 8
 IDLE_SECONDS = 30.0  # that a connection is kept for: a new one takes a fifth of a millisecond
-MAX_SOCKET_PATH = 107
 MAX_UNDER_WAY = 512  # operations, as the agent has it; each may hold a frame of the largest kind
 CONNECT_TIMEOUT = 10.0
 ANSWER_GRACE = 30.0  # on top of a command's own timeout
 MAX_OUTPUT_KEPT = 64 * 2**20
-CONNECT_PAUSES = (0.005, 0.01, 0.02, 0.05)
-SENT_AHEAD = 2**20  # the kernel gives twice its default at most: large files go twice as far without a wait
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 T = TypeVar("T")
@@ -76,15 +78,28 @@ class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentLink:
-    """All connections to one agent, that of `sandbox` if errors are to name it."""
+    """All connections to one agent, that of `sandbox` if errors are to name it. `connect` makes one of them.
 
-    def __init__(self, socket_path: Path, sandbox: str | None = None) -> None:
-        self._path = socket_path
+    `tells_unread` is for connections that say, when they break, whether the agent had read everything. `protocol` is
+    the version that the agent speaks; None if it is to be asked, before its first call.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[socket.socket]],
+        sandbox: str | None = None,
+        *,
+        tells_unread: bool = False,
+        protocol: int | None = PROTOCOL_VERSION,
+    ) -> None:
+        self._connect_once = connect
+        self.tells_unread = tells_unread
+        self.protocol = protocol
+        self._asking = asyncio.Lock()
         self._is_closed = False
         everyone.add(self)
         self._idle: deque[AgentConnection] = deque()
         self._busy: dict[AgentConnection, None] = {}  # in the order in which they began
-        self._connecting = asyncio.Lock()
         self.turns = Turns()
         self.sandbox = sandbox
         self.ending = WHEN_ENDED  # what operations are told that it takes along
@@ -150,6 +165,33 @@ class AgentLink:
         return Operation(self, encode_call(call), call.session_id if isinstance(call, Exec | ExecShell) else None)
 
     @property
+    def may_be_old(self) -> bool:
+        """Whether there may be calls that the agent does not know."""
+        return self.protocol is None or self.protocol < PROTOCOL_VERSION
+
+    async def check(self, message: bytes) -> None:
+        """Raise if the agent is too old for this call."""
+        if self.protocol is None:
+            async with self._asking:
+                if self.protocol is None:
+                    self.protocol = await self._ask_protocol()
+        if self.protocol < (needed := version_needed(message)):
+            raise too_old(self.protocol, needed)
+
+    async def _ask_protocol(self) -> int:
+        """By a call that every agent knows."""
+        question = Operation(self, encode_call(Ping()))
+        connection = await question.begin()
+        try:
+            async with deadline(ANSWER_GRACE):
+                frame = await connection.next_frame()
+                if frame.kind is not FrameKind.DONE:
+                    raise misbehaved(f"the agent answered with {frame.kind.name}")
+                return decode(decode_pong, frame).protocol_version
+        finally:
+            self.take_back(connection)
+
+    @property
     def is_waited_for(self) -> bool:
         """Whether anything is under way."""
         return bool(self._busy)
@@ -210,30 +252,37 @@ class AgentLink:
             raise unreachable(cause) from cause
 
     async def _connect(self) -> AgentConnection:
-        peer = open_peer()
+        peer = await self._open()
         try:
-            peer.setblocking(False)
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD)
-            try:
-                connect(peer, self._path)
-            except BlockingIOError:
-                await self._wait_in_line(peer)
-            _, protocol = await asyncio.get_running_loop().create_unix_connection(
-                lambda: AgentConnection(self), sock=peer
-            )
+            loop = asyncio.get_running_loop()
+            wrap = loop.create_unix_connection if peer.family == socket.AF_UNIX else loop.create_connection
+            _, protocol = await wrap(lambda: AgentConnection(self), sock=peer)
         except BaseException:
             peer.close()
             raise
         return protocol
 
-    async def _wait_in_line(self, peer: socket.socket) -> None:
-        """So many wait already that the agent takes no more. A Unix socket cannot tell us when; so one of us tries."""
-        async with self._connecting:
-            for pause in itertools.chain(CONNECT_PAUSES, itertools.repeat(CONNECT_PAUSES[-1])):
-                await asyncio.sleep(pause)
-                with suppress(BlockingIOError):
-                    connect(peer, self._path)
-                    break
+    async def _open(self) -> socket.socket:
+        """A way to the agent. If descriptors run short, connections that nobody uses are closed for it."""
+        for is_last in (False, True):
+            try:
+                peer = await self._connect_once()
+            except OSError as problem:
+                if is_last or problem.errno not in OUT_OF_DESCRIPTORS:
+                    raise
+            else:
+                if not is_reserved(peer.fileno()):
+                    return peer
+                peer.close()
+            if not is_last:
+                let_all_idle_go()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def link_to(engine: Engine, sandbox: LiveSandbox, name: str | None = None) -> AgentLink:
+    """The link to the agent of a sandbox, by the way that its engine knows."""
+    tells_unread = Capability.TELLS_UNREAD in engine.capabilities
+    return AgentLink(partial(engine.connect, sandbox), name, tells_unread=tells_unread, protocol=sandbox.protocol)
 
 
 def check_room() -> None:
@@ -249,35 +298,6 @@ def let_all_idle_go() -> None:
         link.let_idle_go(0)
 
 
-def open_peer() -> socket.socket:
-    """A socket. If descriptors run short, connections that nobody uses are closed for it."""
-    for is_last in (False, True):
-        try:
-            peer = socket.socket(socket.AF_UNIX)
-        except OSError:
-            if is_last:
-                raise
-        else:
-            if not is_reserved(peer.fileno()):
-                return peer
-            peer.close()
-        if not is_last:
-            let_all_idle_go()
-    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-def connect(peer: socket.socket, path: Path) -> None:
-    """A socket's path may have 107 bytes; through a descriptor of its directory it always fits."""
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
-        peer.connect(str(path))
-        return
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        peer.connect(f"/proc/self/fd/{directory}/{path.name}")
-    finally:
-        os.close(directory)
-
-
 class Operation:
     """One operation on a connection, which is kept for the next only if this one came to its end."""
 
@@ -288,6 +308,11 @@ class Operation:
         self._more = more
 
     async def __aenter__(self) -> AgentConnection:
+        if self._link.may_be_old:
+            await self._link.check(self._message)
+        return await self.begin()
+
+    async def begin(self) -> AgentConnection:
         self._connection = await self._link.connection()
         self._link.take(self._connection)
         self._connection.begin(self._message, self._session, self._more)

@@ -1,9 +1,9 @@
 """Descriptors of the server: how many it may use, and what the last of them are for.
 
 Rules:
-1. What is kept, an agent's connection, a sandbox's pidfd, a client, takes none of the reserve; a client on the Unix
-   socket may take half of it, and any that comes while others are idle may take it for one request, but for the last
-   quarter. So what needs some for a moment finds them: to list, to look, to freeze, to destroy.
+1. What is kept, an agent's connection, what an engine holds of a sandbox, a client, takes none of the reserve; a client
+   on the Unix socket may take half of it, and any that comes while others are idle may take it for one request, but for
+   the last quarter. So what needs some for a moment finds them: to list, to look, to freeze, to destroy.
 2. What is not used is closed before anything is refused.
 
 The kernel gives the lowest number that is free: who gets one of the reserve knows that there is no other.

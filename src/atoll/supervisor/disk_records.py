@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-from atoll.supervisor.records import SandboxRecord
+from atoll.supervisor.records import SandboxRecord, read_record
 
 VERSION = 1
 
@@ -42,8 +42,17 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     is_empty: bool = False
 
 
+class _Written(msgspec.Struct, frozen=True, kw_only=True):
+    """The same with a record of any version."""
+
+    version: int
+    mark: Mark
+    boot_id: str
+    record: msgspec.Raw
+
+
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(DiskRecord).decode
+_decode = msgspec.json.Decoder(_Written).decode
 
 
 def encode(record: SandboxRecord, mark: Mark, boot_id: str) -> bytes:
@@ -56,6 +65,8 @@ def decode(content: bytes | None) -> DiskRecord | None:
         return None
     try:
         kept = _decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+        if kept.version != VERSION:
+            return None
+        return DiskRecord(mark=kept.mark, boot_id=kept.boot_id, record=read_record(kept.record))
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError):
         return None
-    return kept if kept.version == VERSION else None

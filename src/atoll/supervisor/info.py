@@ -11,8 +11,6 @@ from atoll.protocol.sandboxes import SandboxInfo, Use
 if TYPE_CHECKING:
     from atoll.supervisor.actor import SandboxActor
 
-ISOLATION = "native: namespaces, user ids of its own, seccomp, control groups"
-
 
 def describe(actor: SandboxActor, use: Use | None = None) -> SandboxInfo:
     record, change = actor.record(), actor.history.last_change
@@ -24,7 +22,7 @@ def describe(actor: SandboxActor, use: Use | None = None) -> SandboxInfo:
         created_at=record.created_at,
         image=record.image,
         image_state=record.image_state,
-        isolation=ISOLATION,
+        isolation=actor.machine.engine.isolation,
         limits=record.limits,
         labels=record.upkeep.labels,
         env=sorted(name for name, value in record.env.items() if value is not None),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -20,10 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atoll.engine.base import LiveSandbox, ProcessIdentity, SandboxSpec
-from atoll.engine.native.engine import NativeEngine
-from atoll.engine.native.host_share import raise_file_max
-from atoll.engine.native.preflight import check_machine
+from atoll.engine.base import DiskKind, EngineSettings, LiveSandbox, SandboxSpec
+from atoll.engine.choose import chosen_engine
 from atoll.images.catalog import ImageCatalog
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
@@ -41,7 +40,7 @@ from atoll.supervisor.plans import Plan, make_plan
 from atoll.supervisor.promised_memory import OVERCOMMIT, PromisedMemory
 from atoll.supervisor.reconcile import Findings, Ground, look_at_disks, reconcile
 from atoll.supervisor.record_files import take_over_files
-from atoll.supervisor.records import NOT_STARTED, Records, SandboxRecord
+from atoll.supervisor.records import Records, SandboxRecord
 from atoll.supervisor.recovery import finish_removals, make_missing
 from atoll.supervisor.state_lock import StateLock
 
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
 DEFAULT_STATE = Path("/var/lib/atoll")
 DEFAULT_RUNTIME = Path("/run/atoll")
 LOST_LOOK_SECONDS = 3600.0
+STORAGES = {DiskKind.LOCAL_DIRECTORY: open_storage}
 ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -94,21 +94,21 @@ class Machine:
         keep_lost: float = lost.KEEP_SECONDS,
     ) -> None:
         state, runtime = state.absolute(), runtime.absolute()
+        kind = chosen_engine()
         if engine is None:
-            check_machine()  # before anything is made
+            kind.check()  # before anything is made
         with ExitStack() as undo:
             self._lock = StateLock(state)
             undo.callback(self._lock.release)
             self.images = images or ImageCatalog(state / "images")
-            self.storage: Storage = storage or open_storage(state, overcommit=disk_overcommit)
+            self.storage: Storage = storage or STORAGES[kind.disks](state, overcommit=disk_overcommit)
             undo.callback(self.storage.close)
             self.database = open_database(state)
             undo.callback(self.database.close)
             take_over_files(state, self.database)
             self._records = Records(self.database, has_unrecorded=has_unrecorded(self.storage))
-            self.engine: Engine = engine or NativeEngine(state, runtime)
-            if engine is None and not keep_file_max:
-                raise_file_max()
+            settings = EngineSettings(state=state, runtime=runtime, keep_host_settings=keep_file_max)
+            self.engine: Engine = engine or kind.open(settings)
             undo.pop_all()
         self.findings = Findings()
         self._memory = PromisedMemory(memory_overcommit)
@@ -240,9 +240,6 @@ class Machine:
             image_state=rootfs.state,
             limits=limits,
             created_at=datetime.now(UTC),
-            process=NOT_STARTED,
-            uid_base=0,
-            agent_socket="",
             env=dict(plan.env),
             upkeep=plan.upkeep,
         )
@@ -254,8 +251,16 @@ class Machine:
         disk = self.storage.create(name, limits.disk, encode(record, Mark.MAKING, boot_id()))
         try:
             variables = ENV | told_inside(limits) | rootfs.env | record.env
-            spec = SandboxSpec(id=name, rootfs=rootfs, disk=disk, limits=limits, env=as_given(variables))
-            sandbox = await self._launch(spec)
+            sandbox = await self._launch(
+                SandboxSpec(
+                    id=name,
+                    generation=new_generation(),
+                    rootfs=rootfs,
+                    disk=disk,
+                    limits=limits,
+                    env=as_given(variables),
+                )
+            )
             try:
                 await self._put_on_record(sandbox, started(record, sandbox))
             except BaseException:
@@ -279,6 +284,7 @@ class Machine:
         variables = ENV | told_inside(record.limits) | rootfs.env | record.env
         spec = SandboxSpec(
             id=record.id,
+            generation=new_generation(),
             rootfs=rootfs,
             disk=self.storage.find(record.id),
             limits=record.limits,
@@ -297,7 +303,7 @@ class Machine:
     async def stop(self, sandbox: LiveSandbox) -> None:
         """End what runs of it. Record and files stay. Twice is fine."""
         await self.engine.stop(sandbox)
-        self._memory.forget(sandbox.process)
+        self._memory.forget(sandbox.generation)
 
     def default_env(self, record: SandboxRecord) -> dict[str, str]:
         """What it has without being told."""
@@ -320,7 +326,7 @@ class Machine:
                 remedy="Its files are kept; remove it, or start it again.",
                 sandbox=name,
             )
-        self._memory.note(live.process, record.limits.memory)
+        self._memory.note(live.generation, record.limits.memory)
         return live
 
     async def remove(self, sandbox_id: str) -> None:
@@ -333,11 +339,11 @@ class Machine:
 
     async def destroy(self, sandbox: LiveSandbox) -> None:
         """End it and remove everything of it. Twice is fine, also when its id has a new owner in the meantime."""
-        if self._owner(sandbox.id) == sandbox.process:
+        if self._owner(sandbox.id) == sandbox.generation:
             self._records.begin_removal(sandbox.id)
         await self.stop(sandbox)
         async with self._removing:
-            if self._owner(sandbox.id) != sandbox.process:  # others may have been quicker, and made a new one
+            if self._owner(sandbox.id) != sandbox.generation:  # others may have been quicker, and made a new one
                 return
             with self._using_disks():  # else what was begun is finished with the recovery
                 if record := self._records.find_to_remove(sandbox.id):
@@ -395,7 +401,7 @@ class Machine:
         found = lost.record_of(self.storage, name)
         record = found or await self._record_of_unknown(sandbox_id, image or DEFAULT_IMAGE)
         made_at = datetime.now(UTC)  # of what it is from now on: whatever is known of one that was destroyed is not its
-        record = msgspec.structs.replace(record, id=sandbox_id, process=NOT_STARTED, created_at=made_at)
+        record = msgspec.structs.replace(record, id=sandbox_id, handle="", generation="", created_at=made_at)
         self.storage.take_back(name, sandbox_id, encode(record, Mark.CREATED, boot_id()))
         self._records.restore(record)
         lost.tell_names(self.storage, self._state)
@@ -410,9 +416,6 @@ class Machine:
             image_state=rootfs.state,
             limits=Limits(),
             created_at=datetime.now(UTC),
-            process=NOT_STARTED,
-            uid_base=0,
-            agent_socket="",
         )
 
     async def remove_lost(self, name: str) -> None:
@@ -444,7 +447,7 @@ class Machine:
                 sandbox = await self.engine.start(spec)
             except AtollError as problem:
                 raise self.storage.explain(problem, spec.id) from problem
-            self._memory.note(sandbox.process, spec.limits.memory)
+            self._memory.note(sandbox.generation, spec.limits.memory)
             return sandbox
 
     async def _put_on_record(self, sandbox: LiveSandbox, record: SandboxRecord) -> None:
@@ -471,9 +474,10 @@ class Machine:
         else:
             await to_the_end(asyncio.to_thread(self.storage.remove, sandbox_id))
 
-    def _owner(self, sandbox_id: SandboxId) -> ProcessIdentity | None:
+    def _owner(self, sandbox_id: SandboxId) -> str | None:
+        """The generation that has the id."""
         record = self._records.find_to_remove(sandbox_id)
-        return record.process if record else None
+        return record.generation if record else None
 
 
 def has_unrecorded(storage: Storage) -> bool:
@@ -491,9 +495,11 @@ def as_given(variables: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def started(record: SandboxRecord, sandbox: LiveSandbox) -> SandboxRecord:
-    return msgspec.structs.replace(
-        record, process=sandbox.process, uid_base=sandbox.uid_base, agent_socket=str(sandbox.agent_socket)
-    )
+    return msgspec.structs.replace(record, handle=sandbox.handle, generation=sandbox.generation, boot_id=boot_id())
+
+
+def new_generation() -> str:
+    return secrets.token_hex(8)
 
 
 def tell(findings: Findings) -> None:

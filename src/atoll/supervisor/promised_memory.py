@@ -9,13 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.limits import format_size
-
-if TYPE_CHECKING:
-    from atoll.engine.base import ProcessIdentity
 
 OVERCOMMIT = 256.0  # a thousand default sandboxes on a machine of 8 GiB; an idle one takes 3 MB of its 2 GiB
 
@@ -25,7 +21,7 @@ class PromisedMemory:
         self._has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if has is None else has
         self._overcommit = overcommit
         self._under_way = 0
-        self._running: dict[ProcessIdentity, int] = {}
+        self._running: dict[str, int] = {}  # by generation
 
     @property
     def total(self) -> int:
@@ -48,13 +44,13 @@ class PromisedMemory:
         finally:
             self._under_way -= memory
 
-    def note(self, process: ProcessIdentity, memory: int) -> None:
+    def note(self, generation: str, memory: int) -> None:
         """A sandbox runs, whether there was room for it or not."""
-        self._running[process] = self._usable(memory)
+        self._running[generation] = self._usable(memory)
 
-    def forget(self, process: ProcessIdentity) -> None:
+    def forget(self, generation: str) -> None:
         """It has ended. Twice is fine."""
-        self._running.pop(process, None)
+        self._running.pop(generation, None)
 
 
 def _too_much(has: int, most: int, promised: int, asked: int) -> AtollError:

@@ -134,7 +134,7 @@ def _decide_on_making(record: SandboxRecord, disk: Disk | None, kept: DiskRecord
     if kept and kept.mark is Mark.CREATED:
         is_its = kept.record.created_at >= record.created_at
         return Restore(id=record.id, record=kept.record) if is_its else SetAside(id=record.id, reason=OTHER)
-    if disk is None or disk.is_empty or record.process.boot_id == ground.boot_id:
+    if disk is None or disk.is_empty or record.boot_id == ground.boot_id:
         return Undo(id=record.id, record=record, has_disk=disk is not None)
     return SetAside(id=record.id, reason=UNREPORTED)
 
@@ -175,7 +175,7 @@ async def reconcile(records: Records, storage: Storage, engine: Engine, ground: 
             problems.append(f"{type(decision).__name__} {decision.id}: {problem}")
     rows = records.rows()
     created = [row.record for row in rows if row.stage is Stage.CREATED and row.record]
-    running = {record.id for record in created if await _is_running(record, engine)}
+    running = {record.id for record in created if await engine.is_running(record.to_live())}
     return Findings(
         running=tuple(record.id for record in created if record.id in running),
         ended=tuple(record.id for record in created if record.id not in running),
@@ -227,13 +227,6 @@ def _set_aside(decision: SetAside, records: Records, storage: Storage) -> str:
     name = storage.set_aside(decision.id, first_note(decision.reason, datetime.now(UTC)))
     records.forget(decision.id)
     return name
-
-
-async def _is_running(record: SandboxRecord, engine: Engine) -> bool:
-    live = await engine.adopt(record.to_live())
-    if live:
-        live.release()
-    return live is not None
 
 
 def _as_id(name: str) -> SandboxId | None:

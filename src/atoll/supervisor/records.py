@@ -18,22 +18,26 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from atoll.engine.base import LiveSandbox, ProcessIdentity
+from atoll.engine.base import LiveSandbox
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
 from atoll.store.database import Database, unusable
+from atoll.supervisor.earlier_records import in_todays_words
 from atoll.supervisor.plans import Upkeep
 
 
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a sandbox. `image_state` says on which contents of the image it was made.
 
-    A variable in `env` that is None was taken away: it hides one that every sandbox has. `revision` counts the changes:
-    of two records of a sandbox, which `created_at` tells from others of its id, the higher one is the later.
+    `handle` and `generation` are of its latest start, as its engine gave them, and empty before the first; `boot_id` is
+    of this machine's boot in which that was. A variable in `env` that is None was taken away: it hides one that every
+    sandbox has. `revision` counts the changes: of two records of a sandbox, which `created_at` tells from others of its
+    id, the higher one is the later.
     """
 
     id: SandboxId
@@ -41,9 +45,9 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     image_state: str
     limits: Limits
     created_at: datetime
-    process: ProcessIdentity
-    uid_base: int
-    agent_socket: str
+    handle: str = ""
+    generation: str = ""
+    boot_id: str = ""
     env: dict[str, str | None] = {}
     upkeep: Upkeep = Upkeep()
     revision: int = 0
@@ -55,16 +59,7 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_live(self) -> LiveSandbox:
         """The sandbox as an engine may adopt it."""
-        return LiveSandbox(
-            id=self.id,
-            process=self.process,
-            uid_base=self.uid_base,
-            agent_socket=Path(self.agent_socket),
-            pidfd=None,
-        )
-
-
-NOT_STARTED = ProcessIdentity(pid=0, start_time=0, boot_id="")
+        return LiveSandbox(id=self.id, handle=self.handle, generation=self.generation)
 
 
 class Stage(StrEnum):
@@ -85,7 +80,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(SandboxRecord)
 
 
 class Records:
@@ -188,11 +182,17 @@ def check_table(database: Database) -> None:
         raise unusable(database.path, ValueError("; ".join(said)[:200]))
 
 
+def read_record(content: bytes | str | msgspec.Raw) -> SandboxRecord:
+    """Raises msgspec's errors, and those of text, if it is no record."""
+    kept = msgspec.json.decode(content, type=dict[str, Any])
+    return msgspec.convert(in_todays_words(kept), SandboxRecord)
+
+
 def decode_record(content: bytes | str, sandbox: SandboxId) -> SandboxRecord:
     """Raises ValueError if it is not the record of this sandbox."""
     try:
-        record = _decoder.decode(content)
-    except (msgspec.MsgspecError, TypeError) as cause:
+        record = read_record(content)
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError, RecursionError) as cause:
         raise ValueError(str(cause)) from cause
     if record.id != sandbox:
         raise ValueError(f"it is of sandbox {record.id!r:.100}")

@@ -17,7 +17,7 @@ from atoll.engine.base import EventKind, LiveSandbox
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.processes import KillAllProcesses, decode_process_count
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
-from atoll.supervisor.agent_link import AgentLink, check_room
+from atoll.supervisor.agent_link import AgentLink, check_room, link_to
 from atoll.supervisor.lifecycle import ATOLL, Effect, Event
 from atoll.supervisor.machine import to_the_end
 from atoll.supervisor.plans import Plan
@@ -62,7 +62,7 @@ class Running:
     def opened_link(self) -> AgentLink:
         assert self.live
         if self.link is None:
-            self.link = AgentLink(self.live.agent_socket, self._name)
+            self.link = link_to(self._machine.engine, self.live, self._name)
         return self.link
 
     def found(self) -> Event:
@@ -177,7 +177,7 @@ class Running:
             self.link.ending = WHEN_CLOSED
         self._close_link()
         if live:
-            live.release()
+            await self._machine.engine.release(live)
 
     def _close_link(self) -> None:
         if self.link:

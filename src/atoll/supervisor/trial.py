@@ -6,8 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
-from atoll.engine.base import SandboxSpec
-from atoll.engine.native.engine import NativeEngine
+from atoll.engine.base import Engine, EngineSettings, SandboxSpec
+from atoll.engine.choose import chosen_engine
 from atoll.images.catalog import ImageCatalog
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError
@@ -16,7 +16,7 @@ from atoll.protocol.limits import Limits
 from atoll.storage.base import Storage
 from atoll.storage.examination import temporary_state
 from atoll.storage.pool import MIN_POOL, open_storage
-from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.agent_link import link_to
 from atoll.supervisor.machine import ENV
 from atoll.telemetry.findings import Answer, Area, Check, missing, ok
 
@@ -40,7 +40,8 @@ def try_sandbox(ground: Path) -> Answer:
 
 
 async def _try(state: Path) -> Answer:
-    engine = NativeEngine(state, state / "run")
+    settings = EngineSettings(state=state, runtime=state / "run", keep_host_settings=True)
+    engine = chosen_engine().open(settings)
     storage, images = open_storage(state, MIN_POOL), ImageCatalog(state / "images")
     try:
         started = time.perf_counter()
@@ -56,14 +57,14 @@ async def _try(state: Path) -> Answer:
     return ok(f"made, used and gone in {second * 1e3:.0f} ms; the very first in {first * 1e3:.0f} ms")
 
 
-async def _run_true(engine: NativeEngine, storage: Storage, images: ImageCatalog, name: str) -> int:
+async def _run_true(engine: Engine, storage: Storage, images: ImageCatalog, name: str) -> int:
     sandbox_id, limits, rootfs = SandboxId(name), Limits(memory="64MiB", disk="16MiB"), images.resolve("host")
     disk = storage.create(sandbox_id, limits.disk)
-    spec = SandboxSpec(id=sandbox_id, rootfs=rootfs, disk=disk, limits=limits, env=ENV)
+    spec = SandboxSpec(id=sandbox_id, generation=name, rootfs=rootfs, disk=disk, limits=limits, env=ENV)
     # Never told to live on: if this process is killed, the sandbox goes with it.
     sandbox = await engine.start(spec)
     try:
-        async with AgentLink(sandbox.agent_socket) as link:
+        async with link_to(engine, sandbox) as link:
             output = await link.run(Exec(argv=["true"], timeout=COMMAND_SECONDS))
     finally:
         await engine.stop(sandbox)

@@ -1,4 +1,4 @@
-"""The engine's host side: starts the nursery, gives it orders, holds a pidfd of each sandbox."""
+"""The engine's host side: starts the nursery, gives it orders, holds a pidfd of each sandbox, by its handle."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from atoll.agent.commands.process_tree import Identity, ProcessStat, parse_stat
-from atoll.engine.base import Event, EventKind, LiveSandbox, ProcessIdentity, SandboxSpec, Usage
+from atoll.engine.base import Capability, Event, EventKind, LiveSandbox, SandboxSpec, Usage
 from atoll.engine.native import orders
-from atoll.engine.native.cgroups import Cgroups, Resources, group_name, open_cgroups
+from atoll.engine.native.agent_socket import AgentSocket
+from atoll.engine.native.cgroups import Cgroups, Resources, open_cgroups
+from atoll.engine.native.handles import Held, NativeHandle, ProcessIdentity
 from atoll.engine.native.hoards import HoardWatch
 from atoll.engine.native.host_share import limit_all, most_in_sockets
 from atoll.engine.native.leftovers import end_leftovers
@@ -33,6 +34,7 @@ from atoll.engine.native.preflight import check_machine
 from atoll.engine.native.watch import Ends, MemoryNews, Watch
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.rootfs import Overlay
+from atoll.protocol.versions import PROTOCOL_VERSION
 from atoll.telemetry.preparations import preparing
 
 EMBRYOS = 2
@@ -53,6 +55,9 @@ class NativeEngine:
     the host's /usr, are named in `exposed`. `embryos` half-made sandboxes are kept ready, 3 MB each. `nursery` is what
     Python is told to run as one.
     """
+
+    isolation = "native: namespaces, user ids of its own, seccomp, control groups"
+    capabilities = frozenset({Capability.FREEZE, Capability.TELLS_UNREAD})
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class NativeEngine:
         for directory in (state, runtime, self._sockets):
             make_private_directory(directory)
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self._held: dict[str, Held] = {}
         self._nursery: NurseryProcess | None = None
         self._starting = asyncio.Lock()
 
@@ -90,21 +96,23 @@ class NativeEngine:
 
     async def start(self, spec: SandboxSpec) -> LiveSandbox:
         born, pidfd, keeper = await self._launch(spec)
-        self._hoards.add(group_name(born.uid_base), born.pid)
-        return LiveSandbox(
-            id=spec.id,
+        handle = NativeHandle(
             process=ProcessIdentity(pid=born.pid, start_time=born.start_time, boot_id=self._boot_id),
             uid_base=born.uid_base,
-            agent_socket=self._sockets / born.socket_name,
-            pidfd=pidfd,
-            keeper=keeper,
+            agent_socket=str(self._sockets / born.socket_name),
         )
+        held = Held.by(handle, pidfd, keeper)
+        self._hoards.add(held.group, born.pid)
+        sandbox = LiveSandbox(id=spec.id, handle=handle.encode(), generation=spec.generation, protocol=PROTOCOL_VERSION)
+        self._held[sandbox.handle] = held
+        return sandbox
 
     async def keep(self, sandbox: LiveSandbox) -> None:
-        if sandbox.keeper is None:
+        held = self._held.get(sandbox.handle)
+        if held is None or held.keeper is None:
             return
-        with socket.socket(fileno=sandbox.keeper) as channel:
-            sandbox.keeper = None
+        with socket.socket(fileno=held.keeper) as channel:
+            held.keeper = None
             try:
                 channel.send(KEEP)
             except OSError as cause:
@@ -115,18 +123,30 @@ class NativeEngine:
                 ) from cause
 
     async def adopt(self, left: LiveSandbox) -> LiveSandbox | None:
-        if left.process.boot_id != self._boot_id:
+        handle = NativeHandle.decode(left.handle)
+        if handle is None or handle.process.boot_id != self._boot_id:
             return None
+        if left.handle in self._held:
+            return left if is_running(handle.process) else None
         try:
-            pidfd = os.pidfd_open(left.process.pid)
+            pidfd = os.pidfd_open(handle.process.pid)
         except ProcessLookupError:
             return None
         # Only now: what the pidfd holds cannot change any more, and this tells whether it is the one we mean.
-        if not is_running(left.process):
+        if not is_running(handle.process):
             os.close(pidfd)
             return None
-        self._hoards.add(group_name(left.uid_base), left.process.pid)
-        return replace(left, pidfd=pidfd, keeper=None)
+        self._held[left.handle] = held = Held.by(handle, pidfd)
+        self._hoards.add(held.group, handle.process.pid)
+        return left
+
+    async def is_running(self, left: LiveSandbox) -> bool:
+        handle = NativeHandle.decode(left.handle)
+        return handle is not None and handle.process.boot_id == self._boot_id and is_running(handle.process)
+
+    async def release(self, sandbox: LiveSandbox) -> None:
+        if held := self._held.pop(sandbox.handle, None):
+            held.release()
 
     async def settle(self, known: Iterable[LiveSandbox]) -> None:
         try:
@@ -137,7 +157,8 @@ class NativeEngine:
         # One that still answers after a while was told to live on; that nobody knows it must have another reason.
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
-                for path in set(self._sockets.iterdir()) - {sandbox.agent_socket for sandbox in known}:
+                of_known = {held.agent.path for sandbox in known if (held := self._find(sandbox))}
+                for path in set(self._sockets.iterdir()) - of_known:
                     await _until_not(answers, path)
                     path.unlink(missing_ok=True)
 
@@ -175,26 +196,30 @@ class NativeEngine:
         raise nursery.failure()
 
     async def stop(self, sandbox: LiveSandbox) -> None:
-        if sandbox.pidfd is None:
+        held = self._held.get(sandbox.handle)
+        if held is None or held.pidfd is None:
             return
-        self._hoards.discard(group_name(sandbox.uid_base))
+        self._hoards.discard(held.group)
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(sandbox.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(held.pidfd, signal.SIGKILL)
         await self.thaw(sandbox)  # on version 1 the frozen do not even die
         await self.wait(sandbox)
-        sandbox.release()
+        await self.release(sandbox)
         # The nursery does this as well; unless it died.
-        sandbox.agent_socket.unlink(missing_ok=True)
-        self._cgroups.remove(group_name(sandbox.uid_base))
+        held.agent.path.unlink(missing_ok=True)
+        self._cgroups.remove(held.group)
 
     async def wait(self, sandbox: LiveSandbox) -> None:
-        if sandbox.pidfd is None:
-            return
-        await self._ends.wait(sandbox.pidfd)
+        held = self._held.get(sandbox.handle)
+        if held and held.pidfd is not None:
+            await self._ends.wait(held.pidfd)
+
+    async def connect(self, sandbox: LiveSandbox) -> socket.socket:
+        return await self._known(sandbox).agent.connect()
 
     async def freeze(self, sandbox: LiveSandbox) -> None:
         try:
-            await asyncio.to_thread(self._cgroups.freeze, group_name(sandbox.uid_base))
+            await asyncio.to_thread(self._cgroups.freeze, self._known(sandbox).group)
         except TimeoutError as cause:
             raise error(
                 ErrorCode.SANDBOX_NOT_FROZEN,
@@ -204,15 +229,16 @@ class NativeEngine:
 
     async def thaw(self, sandbox: LiveSandbox) -> None:
         with suppress(FileNotFoundError):
-            self._cgroups.thaw(group_name(sandbox.uid_base))
+            self._cgroups.thaw(self._known(sandbox).group)
 
     def is_frozen(self, sandbox: LiveSandbox) -> bool:
-        return self._cgroups.is_frozen(group_name(sandbox.uid_base))
+        return self._cgroups.is_frozen(self._known(sandbox).group)
 
     async def usage(self, sandbox: LiveSandbox) -> Usage:
-        return await asyncio.to_thread(self._cgroups.usage, group_name(sandbox.uid_base))
+        """Read in a thread: the kernel takes its time to add up what many cpus counted."""
+        return await asyncio.to_thread(self._cgroups.usage, self._known(sandbox).group)
 
-    async def open_socket(self, sandbox: LiveSandbox, port: int) -> socket.socket:
+    async def open_port(self, sandbox: LiveSandbox, port: int) -> socket.socket:
         if not 0 < port < 65_536:
             raise error(ErrorCode.INVALID_PORT, f"{port} is not a port", remedy="Give 1 to 65535.", port=port)
         for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
@@ -233,12 +259,13 @@ class NativeEngine:
         )
 
     async def _socket_inside(self, sandbox: LiveSandbox, family: socket.AddressFamily) -> socket.socket:
-        if sandbox.pidfd is None:
+        held = self._held.get(sandbox.handle)
+        if held is None or held.pidfd is None:
             raise _not_running(sandbox)
         for _ in range(LAUNCH_ATTEMPTS):
             nursery = await self._running_nursery()
             try:
-                return await nursery.open_socket(family, sandbox.pidfd)
+                return await nursery.open_socket(family, held.pidfd)
             except NurseryGone:
                 continue
             except ProcessLookupError as cause:
@@ -246,12 +273,13 @@ class NativeEngine:
         raise nursery.failure()
 
     async def events(self, sandbox: LiveSandbox) -> AsyncIterator[Event]:
-        if sandbox.pidfd is None:
+        held = self._held.get(sandbox.handle)
+        if held is None or held.pidfd is None:
             return
-        name, stack = group_name(sandbox.uid_base), ExitStack()
+        name, stack = held.group, ExitStack()
         try:
             known, hoards_known = self._cgroups.oom_kills(name), self._hoards.kills(name)
-            watch = stack.enter_context(Watch(self._ends, sandbox.pidfd, self._memory, name))
+            watch = stack.enter_context(Watch(self._ends, held.pidfd, self._memory, name))
         except FileNotFoundError:  # the group is gone with the sandbox
             yield Event(kind=EventKind.ENDED, oom_kills=0)
             return
@@ -286,6 +314,9 @@ class NativeEngine:
     async def close(self) -> None:
         await self._end_nursery()
         await asyncio.to_thread(self._hoards.close)
+        for held in self._held.values():
+            held.release()
+        self._held.clear()
         self._cgroups.close()
 
     async def _end_nursery(self) -> None:
@@ -309,6 +340,18 @@ class NativeEngine:
                 with preparing("the process that makes sandboxes"):
                     self._nursery = await NurseryProcess.start(self._nursery_program, opening, self._log)
             return self._nursery
+
+    def _find(self, sandbox: LiveSandbox) -> Held | None:
+        """One that is held; or else what its handle says."""
+        if held := self._held.get(sandbox.handle):
+            return held
+        handle = NativeHandle.decode(sandbox.handle)
+        return Held.by(handle) if handle else None
+
+    def _known(self, sandbox: LiveSandbox) -> Held:
+        if held := self._find(sandbox):
+            return held
+        raise _not_running(sandbox)
 
     def _translate(self, overlay: Overlay) -> Overlay:
         layers = tuple(self._in_nursery(layer) for layer in overlay.layers)
@@ -347,19 +390,7 @@ def is_running(process: ProcessIdentity) -> bool:
 
 
 def answers(agent_socket: Path) -> bool:
-    """Whether somebody listens there."""
-    directory = os.open(agent_socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            probe.connect(f"/proc/self/fd/{directory}/{agent_socket.name}")  # of a length that always fits
-    except BlockingIOError:  # so many want to connect that there must be somebody
-        return True
-    except (ConnectionRefusedError, FileNotFoundError):
-        return False
-    finally:
-        os.close(directory)
-    return True
+    return AgentSocket(agent_socket).answers()
 
 
 async def _until_not(holds: Callable[[Path], bool], path: Path) -> None:

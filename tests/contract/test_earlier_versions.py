@@ -1,0 +1,98 @@
+"""Sandboxes that a server of an earlier version made and left running: found, adopted, and gone on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.protocol.ids import SandboxId
+from atoll.store.moments import boot_id
+from atoll.supervisor.reconcile import Findings
+from tests import kept
+from tests.contract.test_engine import leftovers, run
+from tests.contract.test_state_directory import ONE, open_machine
+from tests.native import native
+
+
+def as_before_handles(record: dict[str, Any]) -> dict[str, Any]:
+    """The native engine's part stood in three fields of the record."""
+    handle = msgspec.json.decode(record["handle"])
+    others = {name: value for name, value in record.items() if name not in ("handle", "generation", "boot_id")}
+    return others | {name: handle[name] for name in ("process", "uid_base", "agent_socket")}
+
+
+async def left_by_an_earlier_version(directory: Path, busybox_root: Path) -> bytes:
+    """One that runs; its row and its disk say so as they did before handles. What its row says."""
+    async with open_machine(directory) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox", env={"COLOUR": "blue"})
+        await run(live, "sh", "-c", "echo kept >/f")
+        row = msgspec.json.encode(as_before_handles(kept.record(directory / "state", "one")))
+        on_disk = {"version": 1, "mark": "created", "boot_id": boot_id(), "record": msgspec.Raw(row)}
+        machine.storage.replace_record(ONE, msgspec.json.encode(on_disk))
+    kept.put(directory / "state", "one", "created", row)
+    return row
+
+
+async def test_one_that_runs_is_adopted_with_what_is_in_it(tmp_path: Path, busybox_root: Path) -> None:
+    await left_by_an_earlier_version(tmp_path, busybox_root)
+    async with open_machine(tmp_path) as machine:
+        assert machine.findings == Findings(running=(ONE,))
+        live = await machine.adopt("one")
+        assert await run(live, "cat", "/f") == b"kept\n"
+        assert (await machine.engine.usage(live)).processes >= 1
+        await machine.stop(live)
+        again = await machine.start(ONE)
+        assert native(again).process != native(live).process and again.generation != live.generation
+        assert await run(again, "sh", "-c", "cat /f; echo $COLOUR") == b"kept\nblue\n"
+    assert not set(kept.record(tmp_path / "state", "one")) & {"process", "uid_base", "agent_socket"}
+    async with open_machine(tmp_path) as machine:
+        assert machine.findings == Findings(running=(ONE,))
+        await machine.remove("one")
+        assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("row", ["damaged", "lost"])
+async def test_one_whose_row_is_gone_is_adopted_by_what_its_disk_says(
+    tmp_path: Path, busybox_root: Path, row: str
+) -> None:
+    content = await left_by_an_earlier_version(tmp_path, busybox_root)
+    if row == "lost":
+        kept.remove(tmp_path / "state", "one")
+    else:
+        kept.put(tmp_path / "state", "one", "created", content[:40])
+    async with open_machine(tmp_path) as machine:
+        assert machine.findings == Findings(running=(ONE,), restored=(ONE,))
+        live = await machine.adopt("one")
+        assert await run(live, "cat", "/f") == b"kept\n"
+        await machine.destroy(live)
+        assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("stage", ["making", "removing"])
+async def test_one_that_was_half_made_or_half_removed_is_ended(tmp_path: Path, busybox_root: Path, stage: str) -> None:
+    content = await left_by_an_earlier_version(tmp_path, busybox_root)
+    kept.put(tmp_path / "state", "one", stage, content)
+    async with open_machine(tmp_path) as machine:
+        if stage == "making":  # its disk says that it was created
+            assert machine.findings == Findings(running=(ONE,), restored=(ONE,))
+            await machine.remove("one")
+        else:
+            assert machine.findings == Findings(removed=(ONE,))
+        assert not leftovers(tmp_path)
+
+
+async def test_a_handle_that_this_engine_did_not_write_is_of_none_that_runs(tmp_path: Path, busybox_root: Path) -> None:
+    async with open_machine(tmp_path) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox")
+        for handle in ("", "pod/one", "{}", "\udc80", live.handle[:-5]):
+            other = msgspec.structs.replace(live, handle=handle)
+            assert await machine.engine.adopt(other) is None
+            assert not await machine.engine.is_running(other)
+        assert await machine.engine.adopt(live) == live
+        await machine.destroy(live)
+    assert SandboxId("one") not in leftovers(tmp_path)

@@ -1,0 +1,299 @@
+"""What every engine promises, native or not: to who asks it, and to the machine and the roster that stand above it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.engine.base import Capability, Engine, Event, EventKind, LiveSandbox
+from atoll.engine.native.engine import NativeEngine
+from atoll.protocol.commands import Exec
+from atoll.protocol.errors import AtollError, ErrorCode
+from atoll.protocol.ids import SandboxId
+from atoll.protocol.sandboxes import SandboxState
+from atoll.store.timeline import Timeline
+from atoll.supervisor.actor import Caller
+from atoll.supervisor.agent_link import AgentLink, link_to
+from atoll.supervisor.info import describe
+from atoll.supervisor.machine import Machine
+from atoll.supervisor.plans import Plan
+from atoll.supervisor.reconcile import Findings
+from atoll.supervisor.roster import Roster
+from tests.contract.plain_engine import PlainEngine
+
+ONE = SandboxId("one")
+ME = Caller("me")
+HANG_SECONDS = 60.0
+
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "native": lambda place: NativeEngine(place / "state", place / "run"),
+    "plain": lambda place: PlainEngine(place / "run"),
+}
+Open = Callable[[], Machine]
+
+
+@pytest.fixture(params=ENGINES)
+def opened(request: pytest.FixtureRequest, tmp_path: Path, busybox_root: Path) -> Open:
+    """A machine on a directory, again and again."""
+
+    def open_machine() -> Machine:
+        machine = Machine(tmp_path / "state", tmp_path / "run", engine=ENGINES[request.param](tmp_path))
+        with suppress(FileExistsError):
+            machine.images.add("busybox", busybox_root)
+        return machine
+
+    return open_machine
+
+
+@pytest.fixture
+async def machine(opened: Open) -> AsyncIterator[Machine]:
+    async with opened() as machine:
+        yield machine
+
+
+async def make(machine: Machine, name: str = "one") -> LiveSandbox:
+    return await machine.create(name, image="busybox", env={"COLOUR": "blue"})
+
+
+async def run(machine: Machine, live: LiveSandbox, script: str) -> str:
+    async with link_to(machine.engine, live) as link:
+        return (await link.run(Exec(argv=["sh", "-c", script]))).stdout.decode().strip()
+
+
+async def test_a_started_sandbox_answers_and_a_stopped_one_does_not(machine: Machine) -> None:
+    live = await make(machine)
+    assert await run(machine, live, "echo $COLOUR") == "blue"
+    assert await machine.engine.is_running(live)
+    await machine.stop(live)
+    await machine.stop(live)
+    assert not await machine.engine.is_running(live)
+    with pytest.raises(OSError):
+        (await machine.engine.connect(live)).close()
+    async with link_to(machine.engine, live) as link:
+        with pytest.raises(AtollError) as caught:
+            await link.ping()
+        assert caught.value.code is ErrorCode.SANDBOX_NOT_RUNNING
+    await machine.destroy(live)
+
+
+async def test_what_it_started_ends_with_it(machine: Machine) -> None:
+    live = await make(machine)
+    assert (await machine.engine.usage(live)).processes == 1
+    await run(machine, live, "setsid sleep 5555 >/dev/null 2>&1 & sleep 5555 >/dev/null 2>&1 & :")
+    async with asyncio.timeout(HANG_SECONDS):
+        while (await machine.engine.usage(live)).processes != 3:
+            await asyncio.sleep(0.01)
+    await machine.destroy(live)
+    assert not await machine.engine.is_running(live)
+
+
+async def test_what_it_writes_is_on_its_disk_when_it_starts_again(machine: Machine) -> None:
+    live = await make(machine)
+    await run(machine, live, "mkdir -p /srv; echo kept >/srv/f")
+    await machine.stop(live)
+    again = await machine.start(ONE)
+    assert again.generation != live.generation and again.handle != live.handle
+    assert await run(machine, again, "cat /srv/f") == "kept"
+    await machine.destroy(again)
+    assert not machine.storage.names()
+
+
+async def test_whoever_waits_is_told_of_the_end(machine: Machine) -> None:
+    live = await make(machine)
+    seen = asyncio.create_task(first_event(machine.engine, live))
+    waiting = [asyncio.create_task(machine.engine.wait(live)) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    assert not seen.done() and not any(task.done() for task in waiting)
+    os.kill(pid_of(live), signal.SIGKILL)
+    async with asyncio.timeout(HANG_SECONDS):
+        await asyncio.gather(*waiting)
+        assert await seen == Event(kind=EventKind.ENDED, oom_kills=0)
+    await machine.destroy(live)
+
+
+async def first_event(engine: Engine, live: LiveSandbox) -> Event:
+    async for event in engine.events(live):
+        return event
+    raise AssertionError("its end is an event")
+
+
+def plain(machine: Machine) -> bool:
+    return isinstance(machine.engine, PlainEngine)
+
+
+def pid_of(live: LiveSandbox) -> int:
+    handle = msgspec.json.decode(live.handle)
+    return int(handle.get("pid") or handle["process"]["pid"])
+
+
+async def test_many_at_once_are_many(machine: Machine) -> None:
+    lives = await asyncio.gather(*(make(machine, f"many-{number}") for number in range(8)))
+    assert len({live.handle for live in lives}) == len({live.generation for live in lives}) == 8
+    answers = await asyncio.gather(*(run(machine, live, f"echo {live.id}") for live in lives))
+    assert answers == [live.id for live in lives]
+    await asyncio.gather(*(machine.destroy(live) for live in lives))
+
+
+async def test_many_connections_are_made_at_once_and_some_given_up(machine: Machine) -> None:
+    live = await make(machine)
+    tasks = [asyncio.create_task(machine.engine.connect(live)) for _ in range(60)]
+    for task in tasks[::3]:
+        await asyncio.sleep(0)
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(outcome, socket.socket | asyncio.CancelledError)
+        if isinstance(outcome, socket.socket):
+            outcome.close()
+    assert await run(machine, live, "echo x") == "x"
+    await machine.destroy(live)
+
+
+async def test_one_that_is_left_is_adopted_by_the_next_with_what_is_in_it(opened: Open) -> None:
+    async with opened() as first:
+        live = await make(first)
+        await run(first, live, "mkdir -p /srv; echo kept >/srv/f")
+    async with opened() as second:
+        assert second.findings == Findings(running=(ONE,))
+        again = await second.adopt("one")
+        assert (again.handle, again.generation) == (live.handle, live.generation)
+        assert await run(second, again, "cat /srv/f") == "kept"
+        assert await second.engine.adopt(again) == again, "twice is the same"
+        await second.engine.release(again)
+        await second.engine.release(again)
+        assert await second.engine.is_running(again)
+        await second.destroy(await second.adopt("one"))
+        assert await second.engine.adopt(again) is None
+
+
+MAKER = """
+import asyncio, sys
+from pathlib import Path
+from atoll.supervisor.machine import Machine
+from tests.contract.test_every_engine import ENGINES
+async def main():
+    place = Path(sys.argv[1])
+    machine = Machine(place / "state", place / "run", engine=ENGINES[sys.argv[2]](place))
+    if sys.argv[3] == "unrecorded":
+        machine._records.begin = lambda _: print("made", flush=True) or sys.stdin.read()
+    await machine.create("one", image="busybox")
+    print("made", flush=True)
+    sys.stdin.read()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("what", ["recorded", "unrecorded"])
+async def test_one_whose_maker_is_killed_lives_on_if_it_is_on_record(opened: Open, tmp_path: Path, what: str) -> None:
+    name = "plain" if plain(machine := opened()) else "native"
+    await machine.close()
+    maker = subprocess.Popen(
+        [sys.executable, "-c", MAKER, tmp_path, name, what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert maker.stdout and maker.stdout.readline() == "made\n"
+    maker.kill()
+    maker.communicate()
+    async with opened() as machine:
+        if what == "recorded":
+            assert machine.findings == Findings(running=(ONE,))
+            assert await run(machine, await machine.adopt("one"), "echo x") == "x"
+        else:
+            assert machine.findings == Findings(removed=(ONE,))
+        await machine.remove("one")
+        assert not machine.storage.names()
+
+
+async def test_a_handle_that_it_did_not_write_is_of_none_that_runs(machine: Machine) -> None:
+    live = await make(machine)
+    for handle in ("", "pod/one", "{}", "\udc80", live.handle[:-5]):
+        other = msgspec.structs.replace(live, handle=handle)
+        assert await machine.engine.adopt(other) is None and not await machine.engine.is_running(other)
+    await machine.destroy(live)
+
+
+async def test_a_process_that_got_the_number_of_another_is_not_taken_for_it(machine: Machine) -> None:
+    live = await make(machine)
+    other = msgspec.structs.replace(live, handle=live.handle.replace(f":{pid_of(live)},", f":{os.getpid()},"))
+    assert other.handle != live.handle
+    assert await machine.engine.adopt(other) is None
+    await machine.destroy(live)
+
+
+async def test_a_port_is_reached_and_one_that_is_none_is_named(machine: Machine) -> None:
+    live = await make(machine)
+    engine = machine.engine
+    for port, code in ((0, ErrorCode.INVALID_PORT), (65_536, ErrorCode.INVALID_PORT), (1, ErrorCode.PORT_NOT_OPEN)):
+        with pytest.raises(AtollError) as caught:
+            await engine.open_port(live, port)
+        assert caught.value.code is code and caught.value.remedy
+    port = 20_000 + os.getpid() % 20_000
+    async with link_to(engine, live) as link:
+        served = asyncio.create_task(
+            link.run(Exec(argv=["busybox", "nc", "-l", "-p", str(port), "-e", "echo", "hello"]))
+        )
+        peer = await until_open(engine, live, port)
+        with peer:
+            assert await asyncio.get_running_loop().sock_recv(peer, 100) == b"hello\n"
+        await served
+    await machine.stop(live)
+    with pytest.raises(AtollError) as caught:
+        await engine.open_port(live, port)
+    assert caught.value.code is ErrorCode.SANDBOX_NOT_RUNNING
+    await machine.destroy(live)
+
+
+async def until_open(engine: Engine, live: LiveSandbox, port: int) -> socket.socket:
+    async with asyncio.timeout(HANG_SECONDS):
+        while True:
+            try:
+                return await engine.open_port(live, port)
+            except AtollError as problem:
+                assert problem.code is ErrorCode.PORT_NOT_OPEN
+                await asyncio.sleep(0.01)
+
+
+async def test_it_freezes_or_says_that_it_cannot(machine: Machine) -> None:
+    live, engine = await make(machine), machine.engine
+    if Capability.FREEZE in engine.capabilities:
+        for _ in range(2):
+            await engine.freeze(live)
+        assert engine.is_frozen(live)
+    else:
+        with pytest.raises(AtollError) as caught:
+            await engine.freeze(live)
+        assert caught.value.code is ErrorCode.NOT_AVAILABLE_YET
+    await engine.thaw(live)
+    assert not engine.is_frozen(live)
+    assert await run(machine, live, "echo on") == "on"
+    await machine.destroy(live)
+
+
+async def test_nothing_is_started_while_it_is_at_rest_and_all_goes_on(machine: Machine) -> None:
+    live = await make(machine)
+    async with machine.engine.at_rest():
+        assert await run(machine, live, "echo x") == "x"
+    assert machine.engine.isolation
+    await machine.destroy(live)
+
+
+async def test_the_roster_works_with_it(machine: Machine) -> None:
+    async with Roster(machine, Timeline(machine.database)) as roster:
+        actor = roster.actor("one")
+        await actor.ensure(Plan(image="busybox"), ME)
+        assert (await actor.do(ME, AgentLink.ping)).commands_running == 0
+        info = describe(actor)
+        assert info.state is SandboxState.RUNNING and info.isolation == machine.engine.isolation
+        await actor.sleep(ME, stop=True)
+        assert describe(actor).state is SandboxState.STOPPED
+        await actor.do(ME, AgentLink.ping)
+        await actor.destroy(ME)
