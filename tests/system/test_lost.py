@@ -104,7 +104,7 @@ async def test_a_lost_disk_is_removed_when_asked_or_after_a_long_time(tmp_path: 
     await lose(tmp_path, busybox_root, without_record="two")
     state, runtime = tmp_path / "state", tmp_path / "run"
     async with Machine(state, runtime) as machine:
-        assert machine.findings.set_aside == ("one", "two")
+        assert machine.inherited.set_aside == ("one", "two")
         await machine.engine.release(await machine.create("one", image="busybox"))
         machine.storage.set_aside(SandboxId("one"), first_note("a test", datetime.now(UTC)))
         assert machine.storage.lost.names() == ["one", "one.2", "two"]
@@ -163,7 +163,7 @@ async def test_the_timeline_says_that_a_record_was_made_anew(tmp_path: Path, bus
             with kept.opened(state) as database:
                 database.execute("DELETE FROM events")
         async with Machine(state, runtime) as machine, Roster(machine, Timeline(machine.database)) as roster:
-            assert machine.findings.restored == (one,)
+            assert machine.inherited.restored == (one,)
             (event,) = (event for event in roster.actor(one).events(0) if "made anew from its disk" in event.cause)
             assert (event.what, event.by) == (said, "atoll")
             if forget_events:

@@ -249,9 +249,9 @@ class SandboxActor:
 
     async def _adopt(self) -> None:
         if self.history.is_empty or self.history.has_ended:
-            is_restored = self.name in self.machine.findings.restored
+            is_restored = self.name in self.machine.inherited.restored
             self.history.begin(cause=WHEN_RESTORED if is_restored else WHEN_UNSAID, by=ATOLL)
-        elif self.name in self.machine.findings.restored:
+        elif self.name in self.machine.inherited.restored:
             self.history.note("restored", cause=WHEN_RESTORED, by=ATOLL)
         self.history.recall()
         try:
