@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -25,7 +25,7 @@ from atoll.engine.base import LiveSandbox
 from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, AtollError, ErrorCode
 from atoll.protocol.sandboxes import SandboxEvent, SandboxState
 from atoll.store.moments import since_boot
-from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_connection import AgentConnection, first_frame
 from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink
 from atoll.supervisor.history import History
 from atoll.supervisor.lifecycle import ASKED_FOR, ATOLL, Effect, Event, Lifecycle, State, step
@@ -34,8 +34,8 @@ from atoll.supervisor.records import SandboxRecord
 from atoll.supervisor.running import KERNEL, Order, Running, not_found
 
 if TYPE_CHECKING:
+    from atoll.protocol.calls import Answer, Call
     from atoll.protocol.ids import SandboxId
-    from atoll.protocol.messages import Call
     from atoll.store.timeline import Timeline
     from atoll.supervisor.deadlines import Deadlines
     from atoll.supervisor.machine import Machine
@@ -193,13 +193,22 @@ class SandboxActor:
                         raise
         raise AssertionError("the last attempt returns or raises")
 
+    async def ask(self, by: Caller, call: Call[Answer]) -> Answer:
+        """What a call is answered with that streams nothing."""
+        return await self.do(by, lambda link: link.ask(call))
+
     @asynccontextmanager
-    async def answering(self, by: Caller, call: Call) -> AsyncIterator[tuple[AgentConnection, AgentLink]]:
-        """An operation whose first frame has come; made again, as by `do`, if the agent took nothing of the call."""
+    async def answering(
+        self, by: Caller, call: Call[Any], is_taken: Callable[[AgentConnection], Awaitable[object]] = first_frame
+    ) -> AsyncIterator[tuple[AgentConnection, AgentLink]]:
+        """An operation; begun again, as by `do`, if nothing of it was done and that is known before `is_taken` returns.
+
+        It returns when the first frame has come, unless the caller cannot wait for one.
+        """
 
         async def begin(link: AgentLink) -> tuple[AgentConnection, AgentLink]:
             agent = await stack.enter_async_context(link.operation(call))
-            await agent.wait_for_frame()
+            await is_taken(agent)
             return agent, link
 
         async with self.use(by), AsyncExitStack() as stack:

@@ -15,7 +15,7 @@ import msgspec
 
 from atoll.engine.base import EventKind, LiveSandbox
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.processes import KillAllProcesses, decode_process_count
+from atoll.protocol.processes import KillAllProcesses
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
 from atoll.supervisor.agent_link import AgentLink, check_room, link_to
 from atoll.supervisor.lifecycle import ATOLL, Effect, Event
@@ -123,7 +123,7 @@ class Running:
     async def _stop(self, live: LiveSandbox, order: Order) -> Event:
         with suppress(AtollError):  # one that does not answer is ended all the same
             # They are told first, and given a moment.
-            await self.opened_link().ask(KillAllProcesses(), decode_process_count)
+            await self.opened_link().ask(KillAllProcesses())
         if self.link:
             self.link.ending = WHEN_STOPPED
         await self._machine.stop(live)

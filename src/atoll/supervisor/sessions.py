@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from atoll.protocol.sessions import DeleteSession
+
 if TYPE_CHECKING:
     from atoll.protocol.sessions import CreateSession, SessionInfo
     from atoll.supervisor.actor import Caller, SandboxActor
 
 
 async def create_session(actor: SandboxActor, call: CreateSession, by: Caller) -> SessionInfo:
-    created = await actor.do(by, lambda link: link.create_session(call))
+    created = await actor.ask(by, call)
     _note(actor, "session_created", call.session_id, by)
     return created
 
 
 async def delete_session(actor: SandboxActor, session_id: str, by: Caller) -> None:
-    await actor.do(by, lambda link: link.delete_session(session_id))
+    await actor.ask(by, DeleteSession(session_id=session_id))
     _note(actor, "session_deleted", session_id, by)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from atoll.protocol.arguments import check_lasting_variables
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AgentLostError, ErrorCode
+from atoll.protocol.sessions import SetEnvironment
 from atoll.supervisor.lifecycle import ASKED_FOR, Event
 from atoll.supervisor.running import Order
 
@@ -33,7 +34,7 @@ async def set_variables(actor: SandboxActor, changes: dict[str, str | None], by:
 
 async def _tell(link: AgentLink, changes: dict[str, str | None]) -> None:
     try:
-        await link.set_environment(changes)
+        await link.ask(SetEnvironment(env=changes))
     except AgentLostError as problem:
         if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:  # if it ends just now, the next start has them
             raise
