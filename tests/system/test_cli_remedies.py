@@ -86,3 +86,10 @@ def test_a_line_for_a_shell_and_a_single_program_are_started(cli: Cli) -> None:
         assert ran.returncode == 0, ran.stderr
         ended = made.get_process(ran.stdout.decode().strip()).wait_for_exit(timeout=60)
         assert ended.exit_code == (3 if "exit 3" in words else 0)
+
+
+@pytest.mark.parametrize("option", ["--disk-overcommit", "--memory-overcommit"])
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1", "much"])
+def test_a_factor_that_is_no_number_is_refused(cli: Cli, option: str, value: str) -> None:
+    refused = cli("serve", option, value)
+    assert refused.returncode == 2 and option.encode() in refused.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -32,6 +33,18 @@ DEFAULT_PORT = 7070
 logger = logging.getLogger("atoll.server")
 
 
+class Times(click.FloatRange):
+    """How often something may be promised: a number above 0, and a number at all."""
+
+    name = "number"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number.", param, ctx)
+        return found
+
+
 @click.command()
 @click.option("--host", help="Listen on this address too, for clients with an API key.")
 @click.option(
@@ -57,7 +70,7 @@ logger = logging.getLogger("atoll.server")
 )
 @click.option(
     "--disk-overcommit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Times(min=0, min_open=True),
     envvar="ATOLL_DISK_OVERCOMMIT",
     show_default="as often as what is in use allows",
     show_envvar=True,
@@ -65,7 +78,7 @@ logger = logging.getLogger("atoll.server")
 )
 @click.option(
     "--memory-overcommit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Times(min=0, min_open=True),
     default=OVERCOMMIT,
     show_default=True,
     envvar="ATOLL_MEMORY_OVERCOMMIT",
