@@ -32,7 +32,7 @@ ASYNC_ONLY = {"proactor.py"}
 WORDS = [
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
-    (r"\bAwaitable\[(\w+)\]", r"\1"),
+    (r"\bAwaitable\[(\w+(?:\[\w+\])?)\]", r"\1"),
     (r"\bAwaitable, ", ""),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bStopAsyncIteration\b", "StopIteration"),

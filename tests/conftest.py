@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, settings
 
 from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
-from atoll.protocol.commands import Exec, ExecShell
+from atoll.protocol.commands import CommandOutput, Exec, ExecShell
 from atoll.protocol.sessions import DEFAULT_SESSION
-from atoll.supervisor.agent_link import AgentLink, CommandOutput
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from tests import run_directory
 from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_leaks

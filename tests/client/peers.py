@@ -22,7 +22,7 @@ from atoll.protocol.commands import ExecDone
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.limits import Limits
-from atoll.protocol.messages import Call, decode_call, encode_message
+from atoll.protocol.messages import AnyCall, decode_call, encode_message
 from atoll.protocol.sandboxes import (
     EventList,
     SandboxEvent,
@@ -130,7 +130,7 @@ def wait_for_hang_up(peer: socket.socket) -> None:
 class Conversation:
     """A call under way, from the agent's side."""
 
-    def __init__(self, handler: ContractHandler, call: Call) -> None:
+    def __init__(self, handler: ContractHandler, call: AnyCall) -> None:
         self.call = call
         self._handler = handler
         self._has_begun = False

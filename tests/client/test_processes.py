@@ -13,7 +13,7 @@ import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import Call, encode_message
+from atoll.protocol.messages import AnyCall, encode_message
 from atoll.protocol.processes import (
     KillProcess,
     LogEntry,
@@ -54,7 +54,7 @@ def event(conversation: Conversation, message: object) -> None:
 
 
 async def test_what_is_asked_is_sent_as_it_was_meant(half: Half, stub: ContractServer) -> None:
-    calls: list[Call] = []
+    calls: list[AnyCall] = []
 
     def agent(conversation: Conversation) -> None:
         calls.append(conversation.call)
@@ -84,7 +84,7 @@ async def test_what_is_asked_is_sent_as_it_was_meant(half: Half, stub: ContractS
 
 
 async def test_a_log_in_pieces_becomes_events_with_whole_characters(half: Half, stub: ContractServer) -> None:
-    calls: list[Call] = []
+    calls: list[AnyCall] = []
 
     def agent(conversation: Conversation) -> None:
         calls.append(conversation.call)
@@ -114,7 +114,7 @@ async def test_a_log_in_pieces_becomes_events_with_whole_characters(half: Half, 
 
 
 async def test_a_stream_that_is_closed_hangs_up_and_kills_nothing(half: Half, stub: ContractServer) -> None:
-    calls: list[Call] = []
+    calls: list[AnyCall] = []
 
     def agent(conversation: Conversation) -> None:
         calls.append(conversation.call)

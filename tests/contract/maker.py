@@ -79,16 +79,16 @@ VERBS = {"create": create, "remove": remove, "sync": sync, "read": read}
 
 
 async def tell_what_is_there(machine: Machine) -> None:
-    for name in machine.findings.running:
+    for name in machine.inherited.running:
         live = await machine.adopt(name)
         # A command that was cut off may have made the file and written nothing.
         say("running", name, await run(live, "grep . /kept 2>/dev/null || echo nothing"))
         await machine.engine.release(live)
-    for name in machine.findings.ended:
+    for name in machine.inherited.ended:
         say("ended", name)
-    for name in machine.findings.removed:
+    for name in machine.inherited.removed:
         say("swept", name)
-    for disk in machine.findings.set_aside:
+    for disk in machine.inherited.set_aside:
         say("aside", disk)
     say("ready")
 

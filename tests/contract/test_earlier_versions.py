@@ -10,7 +10,7 @@ import pytest
 
 from atoll.protocol.ids import SandboxId
 from atoll.store.moments import boot_id
-from atoll.supervisor.reconcile import Findings
+from atoll.supervisor.reconcile import Inherited
 from tests import kept
 from tests.contract.test_engine import leftovers, run
 from tests.contract.test_state_directory import ONE, open_machine
@@ -40,7 +40,7 @@ async def left_by_an_earlier_version(directory: Path, busybox_root: Path) -> byt
 async def test_one_that_runs_is_adopted_with_what_is_in_it(tmp_path: Path, busybox_root: Path) -> None:
     await left_by_an_earlier_version(tmp_path, busybox_root)
     async with open_machine(tmp_path) as machine:
-        assert machine.findings == Findings(running=(ONE,))
+        assert machine.inherited == Inherited(running=(ONE,))
         live = await machine.adopt("one")
         assert await run(live, "cat", "/f") == b"kept\n"
         assert (await machine.engine.usage(live)).processes >= 1
@@ -50,7 +50,7 @@ async def test_one_that_runs_is_adopted_with_what_is_in_it(tmp_path: Path, busyb
         assert await run(again, "sh", "-c", "cat /f; echo $COLOUR") == b"kept\nblue\n"
     assert not set(kept.record(tmp_path / "state", "one")) & {"process", "uid_base", "agent_socket"}
     async with open_machine(tmp_path) as machine:
-        assert machine.findings == Findings(running=(ONE,))
+        assert machine.inherited == Inherited(running=(ONE,))
         await machine.remove("one")
         assert not leftovers(tmp_path)
 
@@ -65,7 +65,7 @@ async def test_one_whose_row_is_gone_is_adopted_by_what_its_disk_says(
     else:
         kept.put(tmp_path / "state", "one", "created", content[:40])
     async with open_machine(tmp_path) as machine:
-        assert machine.findings == Findings(running=(ONE,), restored=(ONE,))
+        assert machine.inherited == Inherited(running=(ONE,), restored=(ONE,))
         live = await machine.adopt("one")
         assert await run(live, "cat", "/f") == b"kept\n"
         await machine.destroy(live)
@@ -78,10 +78,10 @@ async def test_one_that_was_half_made_or_half_removed_is_ended(tmp_path: Path, b
     kept.put(tmp_path / "state", "one", stage, content)
     async with open_machine(tmp_path) as machine:
         if stage == "making":  # its disk says that it was created
-            assert machine.findings == Findings(running=(ONE,), restored=(ONE,))
+            assert machine.inherited == Inherited(running=(ONE,), restored=(ONE,))
             await machine.remove("one")
         else:
-            assert machine.findings == Findings(removed=(ONE,))
+            assert machine.inherited == Inherited(removed=(ONE,))
         assert not leftovers(tmp_path)
 
 

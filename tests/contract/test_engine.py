@@ -25,7 +25,7 @@ from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.supervisor.machine import Machine
-from atoll.supervisor.reconcile import Findings
+from atoll.supervisor.reconcile import Inherited
 from tests import kept
 from tests.native import agent_socket, linked, native
 
@@ -331,7 +331,7 @@ async def test_a_damaged_record_is_named(tmp_path: Path, stage: str) -> None:
         pass
     kept.put(tmp_path / "state", "odd", stage, b"{}")
     async with Machine(tmp_path / "state", tmp_path / "run") as own:
-        assert own.findings == Findings(damaged=(SandboxId("odd"),))
+        assert own.inherited == Inherited(damaged=(SandboxId("odd"),))
         assert own.records() == []
         with pytest.raises(AtollError) as caught:
             await own.create("odd", image="busybox")
@@ -389,7 +389,7 @@ async def left_behind(tmp_path: Path, how: str, busybox_root: Path) -> None:
 async def test_a_sandbox_whose_maker_was_killed_is_adopted_with_its_state(tmp_path: Path, busybox_root: Path) -> None:
     await left_behind(tmp_path, "recorded", busybox_root)
     async with Machine(tmp_path / "state", tmp_path / "run") as own:
-        assert own.findings == Findings(running=(SandboxId("left"),))
+        assert own.inherited == Inherited(running=(SandboxId("left"),))
         live = await own.adopt("left")
         assert await run(live, "sh", "-c", "echo kept >/f; hostname") == b"left\n"
         again = await own.adopt("left")
@@ -412,7 +412,7 @@ async def test_a_sandbox_that_was_not_on_record_ends_with_its_maker(
     monkeypatch.setattr(engine, "SETTLE_SECONDS", 60.0)
     await left_behind(tmp_path, "unrecorded", busybox_root)
     async with Machine(tmp_path / "state", tmp_path / "run") as own:
-        assert own.findings == Findings(removed=(SandboxId("left"),))
+        assert own.inherited == Inherited(removed=(SandboxId("left"),))
         assert not list((tmp_path / "run/agents").iterdir())
         with pytest.raises(LookupError):
             await own.adopt("left")

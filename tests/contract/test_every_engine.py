@@ -25,7 +25,7 @@ from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.agent_link import AgentLink, link_to
 from atoll.supervisor.machine import Machine
-from atoll.supervisor.reconcile import Findings
+from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
 from tests.contract.plain_engine import PlainEngine
 
@@ -161,7 +161,7 @@ async def test_one_that_is_left_is_adopted_by_the_next_with_what_is_in_it(opened
         live = await make(first)
         await run(first, live, "mkdir -p /srv; echo kept >/srv/f")
     async with opened() as second:
-        assert second.findings == Findings(running=(ONE,))
+        assert second.inherited == Inherited(running=(ONE,))
         again = await second.adopt("one")
         assert (again.handle, again.generation) == (live.handle, live.generation)
         assert await run(second, again, "cat /srv/f") == "kept"
@@ -203,10 +203,10 @@ async def test_one_whose_maker_is_killed_lives_on_if_it_is_on_record(opened: Ope
     maker.communicate()
     async with opened() as machine:
         if what == "recorded":
-            assert machine.findings == Findings(running=(ONE,))
+            assert machine.inherited == Inherited(running=(ONE,))
             assert await run(machine, await machine.adopt("one"), "echo x") == "x"
         else:
-            assert machine.findings == Findings(removed=(ONE,))
+            assert machine.inherited == Inherited(removed=(ONE,))
         await machine.remove("one")
         assert not machine.storage.names()
 

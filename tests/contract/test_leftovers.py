@@ -59,7 +59,7 @@ def open_machine(directory: Path) -> Machine:
 
 async def check_that_first_lives_on(directory: Path) -> None:
     async with open_machine(directory) as machine:
-        assert machine.findings.running == (SandboxId("first"),)
+        assert machine.inherited.running == (SandboxId("first"),)
         live = await machine.adopt("first")
         assert await run(live, "cat", "/kept") == b"first\n"
         await machine.destroy(live)

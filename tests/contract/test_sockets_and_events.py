@@ -15,8 +15,8 @@ from atoll.attacks.resources import UNSENT_CROWD
 from atoll.engine.base import Event, EventKind
 from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.hoards import IN_TURN
+from atoll.protocol.commands import CommandOutput
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.supervisor.agent_link import CommandOutput
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.native import linked, native

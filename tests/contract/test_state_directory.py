@@ -31,7 +31,7 @@ from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.machine import Machine
-from atoll.supervisor.reconcile import Findings
+from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.records import Upkeep
 from atoll.supervisor.roster import Roster
 from tests import kept
@@ -88,10 +88,10 @@ async def test_a_damaged_record_is_made_anew_from_the_disk(tmp_path: Path, busyb
     content = kept.content(tmp_path / "state", "one")
     kept.put(tmp_path / "state", "one", "created", content[:40])
     async with open_machine(tmp_path) as machine:
-        assert machine.findings == Findings(running=(ONE,), restored=(ONE,))
+        assert machine.inherited == Inherited(running=(ONE,), restored=(ONE,))
         assert kept.content(tmp_path / "state", "one") == content
     async with open_machine(tmp_path) as machine:
-        assert machine.findings == Findings(running=(ONE,))
+        assert machine.inherited == Inherited(running=(ONE,))
         await machine.remove("one")
         assert not leftovers(tmp_path)
 
@@ -108,7 +108,7 @@ async def test_a_record_damaged_everywhere_keeps_its_disk_and_lets_the_machine_o
     content = kept.content(tmp_path / "state", "one")
     kept.put(tmp_path / "state", "one", "created", content[:40])
     async with open_machine(tmp_path) as machine:
-        assert machine.findings == Findings(damaged=(ONE,))
+        assert machine.inherited == Inherited(damaged=(ONE,))
         for attempt in (machine.adopt, machine.remove):
             with pytest.raises(AtollError) as caught:
                 await attempt("one")
@@ -128,7 +128,7 @@ async def test_a_sandbox_that_ended_keeps_its_files(tmp_path: Path, busybox_root
         await run(live, "sh", "-c", "echo kept >/f")
         await machine.engine.stop(live)
     async with open_machine(tmp_path) as machine:
-        assert machine.findings == Findings(ended=(ONE,))
+        assert machine.inherited == Inherited(ended=(ONE,))
         assert (tmp_path / "state/disks/one/root/f").read_text() == "kept\n"
         with pytest.raises(FileExistsError):
             await machine.create("one", image="busybox")
@@ -184,7 +184,7 @@ async def test_a_lost_database_is_made_anew_from_the_disks(
     damage(tmp_path / "state" / NAME)
     async with open_machine(tmp_path) as machine:
         two = SandboxId("two")
-        assert machine.findings == Findings(running=(ONE,), ended=(two,), restored=(ONE, two))
+        assert machine.inherited == Inherited(running=(ONE,), ended=(two,), restored=(ONE, two))
         assert machine.records() == before
         live = await machine.adopt("one")
         assert await run(live, "cat", "/f") == b"one\n"
@@ -215,7 +215,7 @@ async def test_a_lost_or_damaged_database_does_not_cost_disks_that_carry_nothing
         assert str(database) in caught.value.message and caught.value.remedy
     shutil.copy(backup, database)
     async with open_machine(tmp_path) as machine:
-        assert machine.findings == Findings(running=(ONE,))
+        assert machine.inherited == Inherited(running=(ONE,))
         live = await machine.adopt("one")
         assert await run(live, "cat", "/f") == b"kept\n"
         await machine.destroy(live)
@@ -226,7 +226,7 @@ async def test_a_disk_that_is_not_on_record_goes_if_nothing_was_ever_on_it(tmp_p
         machine.storage.create(ONE, 20 * MIB)
         (machine.storage.create(SandboxId("two"), 20 * MIB) / "f").write_text("x")
     async with open_machine(tmp_path) as machine:
-        assert machine.findings == Findings(removed=(ONE,), set_aside=("two",))
+        assert machine.inherited == Inherited(removed=(ONE,), set_aside=("two",))
         assert (machine.storage.lost.path("two") / "f").read_text() == "x"
 
 
@@ -250,7 +250,7 @@ async def test_records_that_an_earlier_version_kept_in_files_are_taken_over(tmp_
     (state / NAME).unlink()
     async with open_machine(tmp_path) as machine:
         removed = tuple(map(SandboxId, ("half-made", "half-removed", "half-written")))
-        assert machine.findings == Findings(running=(ONE,), damaged=(SandboxId("damaged"),), removed=removed)
+        assert machine.inherited == Inherited(running=(ONE,), damaged=(SandboxId("damaged"),), removed=removed)
         assert await run((await adopted(machine, "one")), "cat", "/f") == b"kept\n"
         assert sorted(leftovers(tmp_path)) == ["damaged", "damaged", "one", "one"]
     assert not list(state.glob("records*"))
@@ -277,7 +277,7 @@ async def test_plain_directories_are_looked_at_too(tmp_path: Path) -> None:
     (storage.create(SandboxId("two"), 0) / "f").write_text("x")
     (tmp_path / "state/disks/Not a sandbox").mkdir()
     async with Machine(tmp_path / "state", tmp_path / "run", storage=storage) as machine:
-        assert machine.findings == Findings(removed=(ONE,), set_aside=("two",))
+        assert machine.inherited == Inherited(removed=(ONE,), set_aside=("two",))
         assert (storage.lost.path("two") / "f").read_text() == "x"
     assert storage.names() == {"Not a sandbox"}
 

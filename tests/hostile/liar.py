@@ -26,7 +26,7 @@ from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.errors import ErrorBody
 from atoll.protocol.files import ChangeType, FileChange, FileChanges, FileInfo, FileList, FileType, ListFiles
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame, encode_lost
-from atoll.protocol.messages import Call, encode_message
+from atoll.protocol.messages import AnyCall, encode_message
 from atoll.protocol.processes import MAX_ENTRIES, LogEntry, LogPart, OutputStream
 from atoll.protocol.terminals import TerminalInfo, TerminalReady
 
@@ -97,7 +97,7 @@ def post(path: str, body: bytes, kind: str, accept: str = "*/*") -> bytes:
     return f"{head}content-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def relayed(call: Call) -> bytes:
+def relayed(call: AnyCall) -> bytes:
     body = encode_frame(FrameKind.CALL, encode_message(call))
     return post("/call", body, "application/vnd.atoll.frames")
 

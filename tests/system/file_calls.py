@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from atoll.protocol import files
-from atoll.protocol.files import FileDone, FileInfo
+from atoll.protocol.calls import Call, event, result
+from atoll.protocol.files import FileDone, FileInfo, FileList
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_link import AgentLink
@@ -18,7 +19,7 @@ class FileCalls:
     def __init__(self, link: AgentLink) -> None:
         self.link = link
 
-    async def ask(self, call: Any, content: bytes | Iterable[bytes] | None = None) -> list[Frame]:
+    async def ask(self, call: Call[Any], content: bytes | Iterable[bytes] | None = None) -> list[Frame]:
         """All frames of an operation."""
         async with self.link.operation(call) as connection:
             if content is None:
@@ -27,27 +28,29 @@ class FileCalls:
             async with feeding(connection, chunks):
                 return [frame async for frame in connection.frames()]
 
-    async def info(self, call: Any, content: bytes | Iterable[bytes] | None = None) -> FileInfo:
+    async def info(self, call: Call[FileInfo], content: bytes | Iterable[bytes] | None = None) -> FileInfo:
         (frame,) = await self.ask(call, content)
-        return files.decode_file_info(frame.payload)
+        return result(call, frame)
 
-    async def done(self, call: Any, content: bytes | Iterable[bytes] | None = None) -> FileDone:
-        return files.decode_file_done((await self.ask(call, content))[-1].payload)
+    async def done(self, call: Call[FileDone], content: bytes | Iterable[bytes] | None = None) -> FileDone:
+        return result(call, (await self.ask(call, content))[-1])
 
     async def read(self, path: bytes, **options: Any) -> bytes:
-        _, *data, done = await self.ask(files.ReadFile(path=path, **options))
+        call = files.ReadFile(path=path, **options)
+        _, *data, done = await self.ask(call)
         content = b"".join(frame.payload for frame in data)
         assert all(frame.kind is FrameKind.DATA for frame in data)
-        assert files.decode_file_done(done.payload).count == len(content)
+        assert result(call, done).count == len(content)
         return content
 
     async def write(self, path: bytes, content: bytes | Iterable[bytes], **options: Any) -> FileInfo:
         return await self.info(files.WriteFile(path=path, **options), content)
 
     async def entries(self, path: bytes, **options: Any) -> list[FileInfo]:
-        *pages, done = await self.ask(files.ListFiles(path=path, **options))
-        found = [info for page in pages for info in files.decode_file_list(page.payload).files]
-        assert files.decode_file_done(done.payload).count == len(found)
+        call = files.ListFiles(path=path, **options)
+        *pages, done = await self.ask(call)
+        found = [info for page in pages for info in event(FileList, page).files]
+        assert result(call, done).count == len(found)
         return found
 
     async def names(self, path: bytes, **options: Any) -> list[bytes]:

@@ -20,7 +20,7 @@ from atoll.protocol.errors import AgentTimeoutError, AtollError, ErrorCode
 from atoll.protocol.files import ListFiles, WatchFiles
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.messages import Call
+from atoll.protocol.messages import AnyCall
 from atoll.protocol.processes import ListProcesses
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState, UpkeepChanges
 from atoll.protocol.terminals import ListTerminals
@@ -196,7 +196,7 @@ async def test_one_whose_record_is_damaged_is_asked_about_and_left_alone(tmp_pat
         await actor.sleep_if_idle()
 
 
-CALLS: dict[str, Call] = {
+CALLS: dict[str, AnyCall] = {
     "a command": ExecShell(command="sleep 1000"),
     "a program": Exec(argv=["sleep", "1000"]),
     "a list of files": ListFiles(path=b"/"),
@@ -208,7 +208,7 @@ CALLS: dict[str, Call] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 async def test_what_waits_for_an_agent_that_stands_still_is_given_up(
-    machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch, call: Call
+    machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch, call: AnyCall
 ) -> None:
     await actor.ensure(SandboxOptions(), ME)
     stand_still(first_process(machine, actor))

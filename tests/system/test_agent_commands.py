@@ -9,10 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from atoll.protocol.commands import Exec
+from atoll.protocol.commands import CommandOutput, Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.limits import MIB, MIN_MEMORY
-from atoll.supervisor.agent_link import CommandOutput
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.native import linked

@@ -21,6 +21,7 @@ from atoll.archives.tar import END, Entry, EntryType, encode_entry
 from atoll.archives.unpacking import ON_HOST, Unpacker
 from atoll.protocol import files
 from atoll.protocol.agents import Ping
+from atoll.protocol.calls import event, result
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.file_maps import FileMap
@@ -334,7 +335,7 @@ async def test_relative_paths_count_from_the_sessions_directory(calls: FileCalls
     assert (await calls.write(b"before", b"1")).path == "/workspace/before"
     await box.shell("mkdir -p /tmp/here && cd /tmp/here")
     assert (await calls.write(b"./sub//../after", b"2", session_id="default")).path == "/tmp/here/sub/../after"
-    await box.link.create_session(CreateSession(session_id="other", cwd="/tmp"))
+    await box.link.ask(CreateSession(session_id="other", cwd="/tmp"))
     assert (await calls.stat(b"here/after", session_id="other")).path == "/tmp/here/after"
     await box.shell("cd /tmp", session="other")
     assert await calls.names(b".", session_id="other") == [b"/tmp/here"]
@@ -431,8 +432,9 @@ async def test_entries_are_listed_sorted_with_what_they_are(calls: FileCalls, bo
 
 async def test_a_directory_goes_in_and_out_as_an_archive(calls: FileCalls, box: Box) -> None:
     await box.text("mkdir -p /tmp/d/sub; cd /tmp/d; ln -s sub link; mkfifo pipe; echo x >sub/file; chmod 750 sub/file")
-    *data, done = await calls.ask(files.PackFiles(path=b"/tmp/d"))
-    assert files.decode_file_done(done.payload).count == 3
+    pack = files.PackFiles(path=b"/tmp/d")
+    *data, done = await calls.ask(pack)
+    assert result(pack, done).count == 3
     archive = b"".join(frame.payload for frame in data)
     assert (await calls.done(files.UnpackFiles(path=b"/tmp/made/here"), archive)).count == 3
     assert await box.text("cd /tmp/made/here; cat link/file; stat -c %a sub/file; ls") == "x\n750\nlink\nsub"
@@ -440,10 +442,11 @@ async def test_a_directory_goes_in_and_out_as_an_archive(calls: FileCalls, box: 
 
 async def test_a_hundred_thousand_entries_are_listed_page_by_page(host_calls: FileCalls, host_box: Box) -> None:
     await host_box.text("mkdir /dev/shm/many; cd /dev/shm/many; seq -f %06g 100000 | xargs touch")
-    *pages, done = await host_calls.ask(files.ListFiles(path=b"/dev/shm/many"))
-    assert files.decode_file_done(done.payload).count == 10**5
+    call = files.ListFiles(path=b"/dev/shm/many")
+    *pages, done = await host_calls.ask(call)
+    assert result(call, done).count == 10**5
     assert len(pages) >= 100
-    names = [info.name for page in pages for info in files.decode_file_list(page.payload).files]
+    names = [info.name for page in pages for info in event(files.FileList, page).files]
     assert names == [f"{number:06}" for number in range(1, 10**5 + 1)]
     assert (await host_calls.done(files.DeleteDirectory(path=b"/dev/shm/many"))).count == 10**5 + 1
 
@@ -515,8 +518,7 @@ class Watch:
     async def next(self) -> tuple[str, str, str | None]:
         while not self._changes:
             frame = await self._connection.next_frame()
-            assert frame.kind is FrameKind.EVENT, frame
-            self._changes.extend(files.decode_file_changes(frame.payload).changes)
+            self._changes.extend(event(files.FileChanges, frame).changes)
         change = self._changes.popleft()
         return change.type.value, change.path, change.old_path
 
@@ -525,7 +527,7 @@ class Watch:
 async def watching(calls: FileCalls, path: bytes, **options: Any) -> AsyncIterator[Watch]:
     async with calls.link.operation(files.WatchFiles(path=path, **options)) as connection:
         frame = await connection.next_frame()
-        assert files.decode_file_changes(frame.payload).changes == []
+        assert event(files.FileChanges, frame).changes == []
         yield Watch(connection)
 
 
@@ -612,7 +614,7 @@ async def test_a_watched_directory_that_goes_is_the_end(calls: FileCalls, box: B
         await connection.next_frame()
         await box.text("rmdir /tmp/w")
         frame = await connection.next_frame()
-        (change,) = files.decode_file_changes(frame.payload).changes
+        (change,) = event(files.FileChanges, frame).changes
         assert (change.type.value, change.path) == ("delete", "/tmp/w")
         assert (await connection.next_frame()).kind is FrameKind.DONE
 
@@ -867,12 +869,13 @@ def input_frames(content: bytes) -> bytes:
 
 async def test_calls_and_input_sent_all_at_once_are_answered_in_order(box: Box) -> None:
     content = bytes(range(256)) * 2000
-    sent = call_frame(files.WriteFile(path=b"/tmp/f")) + input_frames(content)
-    sent += call_frame(Ping()) + call_frame(files.StatFile(path=b"/tmp/f")) + call_frame(files.ReadFile(path=b"/tmp/f"))
+    write, look = files.WriteFile(path=b"/tmp/f"), files.StatFile(path=b"/tmp/f")
+    sent = call_frame(write) + input_frames(content)
+    sent += call_frame(Ping()) + call_frame(look) + call_frame(files.ReadFile(path=b"/tmp/f"))
     frames = await exchange(box, sent, 4)
-    assert files.decode_file_info(frames[0].payload).size == len(content)
+    assert result(write, frames[0]).size == len(content)
     assert frames[1].kind is FrameKind.DONE
-    assert files.decode_file_info(frames[2].payload).size == len(content)
+    assert result(look, frames[2]).size == len(content)
     assert b"".join(frame.payload for frame in frames if frame.kind is FrameKind.DATA) == content
 
 

@@ -30,6 +30,7 @@ from atoll.protocol.errors import (
 )
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame, encode_lost
 from atoll.protocol.messages import encode_message
+from atoll.protocol.sessions import ListSessions
 from atoll.supervisor import agent_connection, agent_link
 from atoll.supervisor.agent_link import AgentLink
 from tests.conftest import Box
@@ -408,7 +409,7 @@ async def test_a_lie_about_sessions_is_found_out(tmp_path: Path, answer: bytes) 
 
     async with false_agent(tmp_path, lie) as link:
         with pytest.raises(AgentMisbehavedError):
-            await link.list_sessions()
+            await link.ask(ListSessions())
 
 
 LOST = encode_message(error(ErrorCode.AGENT_LOST, "killed", remedy="Try again.").to_body())

@@ -14,7 +14,7 @@ from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.files import WriteFile
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.processes import StartProcess, WaitForExit, decode_process
+from atoll.protocol.processes import StartProcess, WaitForExit
 from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
@@ -43,7 +43,7 @@ async def limited_box(tmp_path: Path, busybox: Path, soft: int, hard: int) -> As
 async def waiting(box: Box, count: int) -> AsyncIterator[None]:
     """So many connections, each waiting for a process that does not end."""
     endless = f"endless-{count}"
-    await box.link.ask(StartProcess(command=["sleep", "1000"], process_id=endless), decode_process)
+    await box.link.ask(StartProcess(command=["sleep", "1000"], process_id=endless))
     async with AsyncExitStack() as stack:
         for _ in range(count):
             connection = await stack.enter_async_context(box.link.operation(WaitForExit(process_id=endless)))
@@ -87,11 +87,11 @@ async def test_a_command_has_the_limits_it_always_had(tmp_path: Path, busybox_ro
     async with limited_box(tmp_path, busybox_root, SOFT, hard) as box:
         for others in (0, SOFT):
             async with waiting(box, others):
-                await box.link.create_session(CreateSession(session_id=f"with-{others}"))
+                await box.link.ask(CreateSession(session_id=f"with-{others}"))
                 assert soft_limit_of_agent(box) == (hard if others else SOFT)
                 assert await box.text(ask) == limits
                 assert (await box.shell(ask, session=f"with-{others}")).stdout.decode().strip() == limits
-                await box.link.ask(StartProcess(command=f"({ask}) >/tmp/limits", process_id="asks"), decode_process)
+                await box.link.ask(StartProcess(command=f"({ask}) >/tmp/limits", process_id="asks"))
                 async with box.link.operation(WaitForExit(process_id="asks")) as wait:
                     await wait.next_frame()
                 assert await box.text("cat /tmp/limits") == limits

@@ -10,8 +10,8 @@ import pytest
 
 from atoll.protocol.commands import Exec, ExecShell
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.processes import StartProcess, WaitForExit, decode_process
-from atoll.protocol.terminals import CloseTerminal, CreateTerminal, WaitTerminal, decode_terminal
+from atoll.protocol.processes import StartProcess, WaitForExit
+from atoll.protocol.terminals import CloseTerminal, CreateTerminal, WaitTerminal
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 
@@ -87,14 +87,14 @@ async def test_one_in_a_session(bomb: str, host_box: Box, machine: Machine) -> N
 @pytest.mark.parametrize("bomb", [["python3", "-c", FORKS], ["python3", "-c", DOUBLE_FORKS], SHELL_BOMB])
 async def test_one_in_the_background(bomb: str | list[str], host_box: Box, machine: Machine) -> None:
     async with quiet_afterwards(host_box, machine):
-        await host_box.link.ask(StartProcess(command=bomb, process_id="bomb", timeout=TIMEOUT), decode_process)
-        await host_box.link.ask(WaitForExit(process_id="bomb"), decode_process)
+        await host_box.link.ask(StartProcess(command=bomb, process_id="bomb", timeout=TIMEOUT))
+        await host_box.link.ask(WaitForExit(process_id="bomb"))
 
 
 @pytest.mark.parametrize("bomb", [["python3", "-c", FORKS], ["python3", "-c", DOUBLE_FORKS]])
 async def test_one_in_a_terminal(bomb: list[str], host_box: Box, machine: Machine) -> None:
     async with quiet_afterwards(host_box, machine):
-        terminal = await host_box.link.ask(CreateTerminal(shell=bomb), decode_terminal)
+        terminal = await host_box.link.ask(CreateTerminal(shell=bomb))
         await asyncio.sleep(TIMEOUT)  # in which it fills the sandbox
-        await host_box.link.ask(CloseTerminal(terminal_id=terminal.id), decode_terminal)
-        await host_box.link.ask(WaitTerminal(terminal_id=terminal.id), decode_terminal)
+        await host_box.link.ask(CloseTerminal(terminal_id=terminal.id))
+        await host_box.link.ask(WaitTerminal(terminal_id=terminal.id))

@@ -13,7 +13,7 @@ from atoll.agent.commands.process_tree import ProcessStat
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import FrameKind
-from atoll.protocol.terminals import AttachTerminal, CreateTerminal, WaitTerminal, decode_terminal
+from atoll.protocol.terminals import AttachTerminal, CreateTerminal, WaitTerminal
 from tests.conftest import Box
 from tests.system.file_calls import FileCalls
 
@@ -47,8 +47,8 @@ async def test_a_program_whose_interpreter_is_leased_is_killed_and_the_agent_goe
 async def test_a_terminal_whose_program_is_leased_ends(host_box: Box) -> None:
     await host_box.text("cp /bin/bash own")
     async with leased(host_box, "/workspace/own"):
-        terminal = await host_box.link.ask(CreateTerminal(shell=["/workspace/own"]), decode_terminal)
-        ended = await host_box.link.ask(WaitTerminal(terminal_id=terminal.id), decode_terminal)
+        terminal = await host_box.link.ask(CreateTerminal(shell=["/workspace/own"]))
+        ended = await host_box.link.ask(WaitTerminal(terminal_id=terminal.id))
         assert ended.exit_code == 137
 
 
@@ -56,7 +56,7 @@ async def test_the_first_command_is_guarded_too_if_a_terminal_came_before(host_b
     calls = FileCalls(host_box.link)
     await calls.write(b"/workspace/own", await calls.read(b"/bin/true"), mode=0o755)
     holder = CreateTerminal(shell=["python3", "-c", HOLD, "/workspace/own"])
-    terminal = await host_box.link.ask(holder, decode_terminal)
+    terminal = await host_box.link.ask(holder)
     async with host_box.link.operation(AttachTerminal(terminal_id=terminal.id)) as view:
         while (await view.next_frame()).kind is not FrameKind.DATA:
             pass

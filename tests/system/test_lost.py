@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -27,9 +28,11 @@ from atoll.supervisor.machine import Machine
 from atoll.supervisor.roster import Roster
 from tests import kept
 from tests.contract.test_engine import run
+from tests.native import native
 from tests.system.conftest import serving
 from tests.system.serving import RunningServer
 
+HANG_SECONDS = 120.0
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -100,11 +103,30 @@ async def use_lost_disks(server: RunningServer) -> None:
         assert caught.value.code == ErrorCode.SANDBOX_NOT_FOUND
 
 
+async def test_what_runs_on_a_disk_that_is_set_aside_is_ended_before_another_can_be_on_it(
+    tmp_path: Path, busybox_root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, runtime = tmp_path / "state", tmp_path / "run"
+    async with Machine(state, runtime) as machine:
+        machine.images.add("busybox", busybox_root)
+        live = await machine.create("one", image="busybox")
+        os.removexattr(machine.storage.find(SandboxId("one")), "user.atoll.record")
+        first = os.pidfd_open(native(live).process.pid)
+        await machine.engine.release(live)
+    kept.remove(state, "one")
+    async with Machine(state, runtime) as machine:
+        assert machine.inherited.set_aside == ("one",)
+        assert select.select([first], [], [], HANG_SECONDS)[0]
+        assert "nobody knows any more" in caplog.text
+        assert not list((runtime / "agents").iterdir())
+    os.close(first)
+
+
 async def test_a_lost_disk_is_removed_when_asked_or_after_a_long_time(tmp_path: Path, busybox_root: Path) -> None:
     await lose(tmp_path, busybox_root, without_record="two")
     state, runtime = tmp_path / "state", tmp_path / "run"
     async with Machine(state, runtime) as machine:
-        assert machine.findings.set_aside == ("one", "two")
+        assert machine.inherited.set_aside == ("one", "two")
         await machine.engine.release(await machine.create("one", image="busybox"))
         machine.storage.set_aside(SandboxId("one"), first_note("a test", datetime.now(UTC)))
         assert machine.storage.lost.names() == ["one", "one.2", "two"]
@@ -163,7 +185,7 @@ async def test_the_timeline_says_that_a_record_was_made_anew(tmp_path: Path, bus
             with kept.opened(state) as database:
                 database.execute("DELETE FROM events")
         async with Machine(state, runtime) as machine, Roster(machine, Timeline(machine.database)) as roster:
-            assert machine.findings.restored == (one,)
+            assert machine.inherited.restored == (one,)
             (event,) = (event for event in roster.actor(one).events(0) if "made anew from its disk" in event.cause)
             assert (event.what, event.by) == (said, "atoll")
             if forget_events:

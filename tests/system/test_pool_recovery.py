@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.commands import Exec
+from atoll.protocol.commands import CommandOutput, Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import SandboxOptions, SandboxState
@@ -23,7 +23,7 @@ from atoll.storage.failures import is_given_up, is_read_only
 from atoll.storage.pool import MIN_POOL, PoolStorage, find_device
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import WHEN_RECOVERED, WHEN_REMOVED_LATE, Caller
-from atoll.supervisor.agent_link import AgentLink, CommandOutput
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.roster import Roster
 from tests.system.failing_pool import FILLER, MIB, break_device, fill_below_holes, held_elsewhere, host_disk_of

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.engine.base import LiveSandbox
-from atoll.protocol.commands import Exec
+from atoll.protocol.commands import CommandOutput, Exec
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
@@ -26,7 +26,7 @@ from atoll.storage.pool import MIN_POOL, PoolStorage
 from atoll.store.database import open_database
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
-from atoll.supervisor.agent_link import AgentLink, CommandOutput
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
 from atoll.supervisor.roster import Roster
 from tests.native import linked

@@ -255,7 +255,7 @@ async def test_a_log_cut_at_any_frame_costs_no_sandbox(tmp_path: Path, busybox_r
     (state / f"{NAME}-wal").write_bytes(log[: WAL_HEADER + frames // 2 * FRAME])
     async with Machine(state, tmp_path / "run") as machine:
         assert {record.id for record in machine.records()} == {*names}
-        assert machine.findings.restored and not machine.findings.removed
+        assert machine.inherited.restored and not machine.inherited.removed
         for name in names:
             await machine.remove(name)
 

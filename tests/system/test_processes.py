@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from atoll.protocol.calls import Answer, Call, result
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import Call
+from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.process_log import LogFold
 from atoll.protocol.processes import (
     CleanUpProcesses,
     GetProcess,
@@ -32,14 +33,9 @@ from atoll.protocol.processes import (
     StreamProcessLog,
     WaitForExit,
     WaitForPort,
-    decode_log_part,
-    decode_process,
-    decode_process_count,
-    decode_processes,
 )
-from atoll.protocol.sessions import CreateSession
+from atoll.protocol.sessions import CreateSession, DeleteSession, SetEnvironment
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import decode
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.native import linked, native
@@ -70,42 +66,46 @@ class Log:
         return b"".join(entry.data for entry in self.entries if entry.stream == stream).decode()
 
 
+def part_in(frame: Frame) -> LogPart:
+    part = LogFold(StreamProcessLog(process_id="")).take(frame)
+    assert part
+    return part
+
+
 @dataclass
 class Processes:
     """The background processes of a box."""
 
     box: Box
 
-    async def ask(self, call: Call, decoder: Callable[[bytes], T]) -> T:
+    async def ask(self, call: Call[Answer]) -> Answer:
         async with self.box.link.operation(call) as agent:
-            frame = await agent.next_frame()
-            assert frame.kind is FrameKind.DONE
-            return decode(decoder, frame)
+            return result(call, await agent.next_frame())
 
     async def start(self, command: str | list[str], process_id: str | None = None, **options: Any) -> ProcessInfo:
-        return await self.ask(StartProcess(command=command, process_id=process_id, **options), decode_process)
+        return await self.ask(StartProcess(command=command, process_id=process_id, **options))
 
     async def get(self, process_id: str) -> ProcessInfo:
-        return await self.ask(GetProcess(process_id=process_id), decode_process)
+        return await self.ask(GetProcess(process_id=process_id))
 
     async def list(self) -> list[ProcessInfo]:
-        return (await self.ask(ListProcesses(), decode_processes)).processes
+        return (await self.ask(ListProcesses())).processes
 
     async def kill(self, process_id: str, signal: int = 15) -> ProcessInfo:
-        return await self.ask(KillProcess(process_id=process_id, signal=signal), decode_process)
+        return await self.ask(KillProcess(process_id=process_id, signal=signal))
 
     async def exit(self, process_id: str, timeout: float | None = None) -> ProcessInfo:
-        return await self.ask(WaitForExit(process_id=process_id, timeout=timeout), decode_process)
+        return await self.ask(WaitForExit(process_id=process_id, timeout=timeout))
 
     async def port(self, process_id: str, port: int, **options: Any) -> ProcessInfo:
-        return await self.ask(WaitForPort(process_id=process_id, port=port, **options), decode_process)
+        return await self.ask(WaitForPort(process_id=process_id, port=port, **options))
 
     async def log(self, process_id: str, since: int = 0) -> Log:
         """To its end."""
         log = Log()
         async with self.reading(process_id, since=since, follow=False) as agent:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-                log.parts.append(decode_log_part(frame.payload))
+                log.parts.append(part_in(frame))
         return log
 
     async def wait_for(self, process_id: str, text: str) -> Log:
@@ -115,7 +115,7 @@ class Processes:
             while text not in log.text() + log.text("stderr"):
                 frame = await agent.next_frame()
                 assert frame.kind is FrameKind.EVENT, log.parts
-                log.parts.append(decode_log_part(frame.payload))
+                log.parts.append(part_in(frame))
         return log
 
     @asynccontextmanager
@@ -191,8 +191,8 @@ async def test_directory_and_variables_are_those_of_the_session_and_of_the_call(
     box = processes.box
     show = 'echo "$PWD|$A|$B|${EXPORTED-none}"'
     await box.shell("mkdir -p /tmp/there/deep; cd /tmp/there; export EXPORTED=1")
-    await box.link.create_session(CreateSession(session_id="mine", cwd="/usr", env={"A": "session"}))
-    await box.link.set_environment({"A": "sandbox", "B": "sandbox"})
+    await box.link.ask(CreateSession(session_id="mine", cwd="/usr", env={"A": "session"}))
+    await box.link.ask(SetEnvironment(env={"A": "sandbox", "B": "sandbox"}))
     for process_id, options in (
         ("plain", {}),
         ("below", {"cwd": "deep", "env": {"A": "call", "B": None}}),
@@ -211,10 +211,10 @@ async def test_directory_and_variables_are_those_of_the_session_and_of_the_call(
 
 
 async def test_deleting_a_session_leaves_its_processes_running(processes: Processes) -> None:
-    await processes.box.link.create_session(CreateSession(session_id="mine"))
+    await processes.box.link.ask(CreateSession(session_id="mine"))
     await processes.box.shell("true", session="mine")
     await processes.start("read line < fifo; echo lived", "lives", session_id="mine", cwd="/tmp", restart="always")
-    await processes.box.link.delete_session("mine")
+    await processes.box.link.ask(DeleteSession(session_id="mine"))
     assert (await processes.get("lives")).status.is_over is False
     assert (await processes.kill("lives")).session_id == "mine"
 
@@ -257,11 +257,11 @@ async def test_it_outlives_the_connection_that_started_it(processes: Processes) 
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, ErrorCode) else value.value,
 )
-async def test_what_cannot_be_done_is_a_typed_error(processes: Processes, call: Call, code: ErrorCode) -> None:
+async def test_what_cannot_be_done_is_a_typed_error(processes: Processes, call: Call[Any], code: ErrorCode) -> None:
     await processes.start("true", "done")
     await processes.exit("done")
     with pytest.raises(AtollError) as caught:
-        await processes.ask(call, decode_process)
+        await processes.ask(call)
     assert code_of(caught) is code
     assert caught.value.remedy
     assert [process.id for process in await processes.list()] == ["done"]
@@ -326,7 +326,7 @@ async def test_one_that_forks_and_exits_is_completed_and_its_child_is_logged_and
     assert await processes.kill("daemon") == ended
     await processes.wait_until_gone("sleep")
     async with processes.reading("daemon") as agent:  # ends, as nobody is left to write
-        parts = [decode_log_part(frame.payload) async for frame in agent.frames() if frame.kind is FrameKind.EVENT]
+        parts = [part_in(frame) async for frame in agent.frames() if frame.kind is FrameKind.EVENT]
     assert [part.ended for part in parts if part.ended] == [ended]
     assert [(part.number, b"".join(entry.data for entry in part.entries)) for part in parts] == [
         (1, b""),
@@ -349,7 +349,7 @@ async def test_what_is_written_after_the_exit_is_resumed_exactly(processes: Proc
             async for frame in agent.frames():
                 if frame.kind is not FrameKind.EVENT:
                     break
-                part = decode_log_part(frame.payload)
+                part = part_in(frame)
                 assert part.dropped == 0
                 seen += b"".join(entry.data for entry in part.entries) + (b"\0" if part.ended else b"")
                 assert part.number == since + len(seen)
@@ -395,7 +395,7 @@ async def test_two_hundred_processes_at_once_run_and_end(processes: Processes) -
     for number in range(200):
         await processes.wait_for(f"many-{number}", f"{number}\n")
     assert {process.status for process in await processes.list()} == {ProcessStatus.RUNNING}
-    assert (await processes.ask(KillAllProcesses(), decode_process_count)).count == 200
+    assert (await processes.ask(KillAllProcesses())).count == 200
     ended = await processes.list()
     assert {process.status for process in ended} == {ProcessStatus.KILLED}
     assert {process.exit_code for process in ended} == {143}
@@ -404,7 +404,7 @@ async def test_two_hundred_processes_at_once_run_and_end(processes: Processes) -
     while await processes.box.text(ZOMBIES) != "0":  # one that ended just now
         await asyncio.sleep(0.01)
     assert memory(processes.box, "VmHWM") < AGENT_MEMORY
-    assert (await processes.ask(CleanUpProcesses(), decode_process_count)).count == 200
+    assert (await processes.ask(CleanUpProcesses())).count == 200
     assert await processes.list() == []
 
 
@@ -470,7 +470,7 @@ async def test_too_many_are_refused_and_the_others_can_still_be_ended(processes:
     assert caught.value.remedy
     running = len(await processes.list())
     assert running > 200
-    assert (await processes.ask(KillAllProcesses(), decode_process_count)).count == running
+    assert (await processes.ask(KillAllProcesses())).count == running
     await processes.wait_until_gone("sleep")
 
 
@@ -574,10 +574,10 @@ async def test_a_reader_who_stops_reading_slows_nobody_and_is_told_what_it_misse
         await processes.box.text("echo > /tmp/go")
         received = Log()
         while (frame := await eager.next_frame()).kind is not FrameKind.DONE:
-            received.parts.append(decode_log_part(frame.payload))
+            received.parts.append(part_in(frame))
         late = Log()
         while (frame := await lazy.next_frame()).kind is not FrameKind.DONE:
-            late.parts.append(decode_log_part(frame.payload))
+            late.parts.append(part_in(frame))
     for log in (received, late):
         assert log.dropped + sum(len(entry.data) for entry in log.entries) == size
         assert log.parts[-1].ended and log.parts[-1].number == size + 1
@@ -590,7 +590,7 @@ async def test_a_stream_that_was_cut_goes_on_exactly_where_it_stopped(processes:
     for cut_after in (1, 2, 3, 5, 8, 10**9):
         async with processes.reading("lines", since=since) as agent:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-                part = decode_log_part(frame.payload)
+                part = part_in(frame)
                 assert part.dropped == 0
                 for entry in part.entries[:cut_after]:
                     seen += entry.data.decode()
@@ -608,7 +608,7 @@ async def test_many_readers_get_the_same(processes: Processes) -> None:
         log = Log()
         async with processes.reading("shared") as agent:
             while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-                log.parts.append(decode_log_part(frame.payload))
+                log.parts.append(part_in(frame))
         return log.text() + log.text("stderr")
 
     readers = [asyncio.create_task(read()) for _ in range(50)]

@@ -95,6 +95,16 @@ async def test_clients_that_ask_for_nothing_more_make_room_for_others(narrow: Ru
             assert (await asyncio.to_thread(idle.recv, 65_536)).startswith(b"HTTP/1.1 200")
 
 
+async def test_clients_that_never_say_a_word_make_room_for_others(narrow: RunningServer) -> None:
+    assert await create(narrow, "one") == 201
+    with ExitStack() as crowd:
+        for _ in range(2 * FEW):
+            crowd.enter_context(connect_unix(narrow.socket))
+        while (await narrow.ask("DELETE", "/v1/sandboxes/one")).status == 503:
+            await asyncio.sleep(0.1)
+    assert (await narrow.ask("GET", "/v1/sandboxes/one")).status == 404
+
+
 async def test_a_server_with_too_few_descriptors_says_so(tmp_path: Path) -> None:
     directories = ["--state-dir", str(tmp_path / "state"), "--runtime-dir", str(tmp_path / "run")]
     command = ["prlimit", f"--nofile={TOO_FEW}", sys.executable, "-m", "atoll.cli", "serve", *directories]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from atoll.protocol.commands import ExecShell, decode_exec_done
+from atoll.protocol.calls import result
+from atoll.protocol.commands import CommandOutput, ExecShell
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.sessions import CreateSession
-from atoll.supervisor.agent_link import CommandOutput
 from tests.conftest import Box
 from tests.system.test_agent_commands import time_out_after_printing, wait_until_gone
 
@@ -46,7 +46,7 @@ class Talk:
         async with self.box.link.operation(call) as connection:
             async for frame in connection.frames():
                 if frame.kind is FrameKind.DONE:
-                    done = decode_exec_done(frame.payload)
+                    done = result(call, frame)
                 elif frame.kind in output:
                     output[frame.kind] += frame.payload
         return CommandOutput(stdout=output[FrameKind.STDOUT], stderr=output[FrameKind.STDERR], done=done)
@@ -67,7 +67,7 @@ class Talk:
 async def talk(request: pytest.FixtureRequest, box: Box) -> AsyncIterator[Talk]:
     talk = Talk(box, request.param)
     if talk.session != "default":
-        await box.link.create_session(CreateSession(session_id=talk.session))
+        await box.link.ask(CreateSession(session_id=talk.session))
     await talk.run("kept_function() { echo function; }; kept=variable; cd /tmp")
     yield talk
     assert (await talk.run("echo usable")).stdout == b"usable\n"
@@ -400,7 +400,7 @@ async def test_a_cancelled_command(talk: Talk) -> None:
 
 async def test_hazards_in_parallel_sessions_do_not_disturb_each_other(box: Box) -> None:
     for number in range(8):
-        await box.link.create_session(CreateSession(session_id=f"s{number}"))
+        await box.link.ask(CreateSession(session_id=f"s{number}"))
     commands = [
         "sleep 9; touch late",
         "exit 3",

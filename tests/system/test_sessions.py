@@ -12,7 +12,7 @@ from atoll.protocol.commands import Exec, ExecShell
 from atoll.protocol.errors import AtollError, ErrorCode, LimitReachedError
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.limits import Limits
-from atoll.protocol.sessions import CreateSession
+from atoll.protocol.sessions import CreateSession, DeleteSession, ListSessions, SetEnvironment
 from atoll.supervisor.machine import Machine
 from tests.conftest import Box
 from tests.native import linked
@@ -135,7 +135,7 @@ async def test_programs_wait_for_their_turn_too(box: Box) -> None:
     async with box.link.operation(ExecShell(command="echo go; read x; cd /tmp", stdin=True)) as first:
         await first.next_frame()
         second = asyncio.create_task(box.run("pwd", session_id="default", timeout=5))
-        while (await box.link.list_sessions())[0].commands_waiting < 2:
+        while ((await box.link.ask(ListSessions())).sessions)[0].commands_waiting < 2:
             await asyncio.sleep(0.01)
         await first.send_input(b"\n")
         assert (await first.next_frame()).kind is FrameKind.DONE
@@ -158,7 +158,7 @@ async def test_one_that_waits_and_is_left_never_runs(box: Box) -> None:
         await first.next_frame()
         async with box.link.operation(ExecShell(command="touch /tmp/never")) as second:
             assert (await second.next_frame()).kind is FrameKind.WAITING
-        while (await box.link.list_sessions())[0].commands_waiting > 1:
+        while ((await box.link.ask(ListSessions())).sessions)[0].commands_waiting > 1:
             await asyncio.sleep(0.01)
         await first.send_input(b"\n")
         await first.next_frame()
@@ -167,7 +167,7 @@ async def test_one_that_waits_and_is_left_never_runs(box: Box) -> None:
 
 async def test_sessions_run_side_by_side_and_share_files(box: Box) -> None:
     for name in ("reader", "writer"):
-        await box.link.create_session(CreateSession(session_id=name))
+        await box.link.ask(CreateSession(session_id=name))
     await box.shell("mkfifo /tmp/fifo")
     reader = asyncio.create_task(box.shell("cat /tmp/fifo", session="reader"))
     await box.shell("echo through >/tmp/fifo", session="writer")
@@ -175,21 +175,21 @@ async def test_sessions_run_side_by_side_and_share_files(box: Box) -> None:
 
 
 async def test_a_session_has_its_own_directory_and_variables(box: Box) -> None:
-    info = await box.link.create_session(CreateSession(session_id="own", cwd="/tmp", env={"a": "1", "HOME": None}))
+    info = await box.link.ask(CreateSession(session_id="own", cwd="/tmp", env={"a": "1", "HOME": None}))
     assert (info.id, info.cwd, info.commands_waiting) == ("own", "/tmp", 0)
     assert (await box.shell('pwd; echo "$a ${HOME-unset}"; cd /etc', session="own")).stdout == b"/tmp\n1 unset\n"
     assert await said(box, 'pwd; echo "${a-unset}"') == "/workspace\nunset"
-    assert {session.id: session.cwd for session in await box.link.list_sessions()} == {
+    assert {session.id: session.cwd for session in (await box.link.ask(ListSessions())).sessions} == {
         "own": "/etc",
         "default": "/workspace",
     }
 
 
 async def test_a_new_environment_reaches_programs_and_every_session(box: Box) -> None:
-    await box.link.create_session(CreateSession(session_id="old"))
+    await box.link.ask(CreateSession(session_id="old"))
     await box.shell("true", session="old")
-    await box.link.set_environment({"NEW": "it's new", "HOME": None, "not-for-a-shell": "x"})
-    await box.link.create_session(CreateSession(session_id="young"))
+    await box.link.ask(SetEnvironment(env={"NEW": "it's new", "HOME": None, "not-for-a-shell": "x"}))
+    await box.link.ask(CreateSession(session_id="young"))
     script = 'echo "$NEW|${HOME-unset}"; sh -c \'echo "$NEW|${HOME-unset}"\''
     for session in ("old", "young", "default"):
         assert (await box.shell(script, session=session)).stdout == b"it's new|unset\n" * 2
@@ -198,7 +198,7 @@ async def test_a_new_environment_reaches_programs_and_every_session(box: Box) ->
 
 async def test_a_new_environment_reaches_a_shell_that_is_replaced(box: Box) -> None:
     await box.shell("export NEW=old")
-    await box.link.set_environment({"NEW": "new"})
+    await box.link.ask(SetEnvironment(env={"NEW": "new"}))
     await box.shell("kill -9 $$")
     assert await said(box, "echo $NEW") == "new"
 
@@ -211,7 +211,7 @@ async def test_a_shell_that_nobody_uses_for_its_tmout_leaves_everything_to_the_n
 
 
 async def test_deleting_a_session_ends_its_command_and_spares_its_jobs(box: Box) -> None:
-    await box.link.create_session(CreateSession(session_id="gone"))
+    await box.link.ask(CreateSession(session_id="gone"))
     await box.shell("sleep 4801 & setsid sleep 4801 &", session="gone")
     count = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f 2>/dev/null; echo; done | grep -c 'sleep 480[1]'"
     while (await box.sh(count)).stdout != b"2\n":  # until then they are called as the shell is
@@ -219,37 +219,37 @@ async def test_deleting_a_session_ends_its_command_and_spares_its_jobs(box: Box)
     async with box.link.operation(ExecShell(command="echo go; sleep 4802", session_id="gone")) as running:
         await running.next_frame()
         waiting = asyncio.create_task(box.shell("true", session="gone"))
-        while (await box.link.list_sessions())[0].commands_waiting < 2:
+        while ((await box.link.ask(ListSessions())).sessions)[0].commands_waiting < 2:
             await asyncio.sleep(0.01)
-        await box.link.delete_session("gone")
+        await box.link.ask(DeleteSession(session_id="gone"))
         assert (await running.next_frame()).kind is FrameKind.DONE
     with pytest.raises(AtollError) as caught:
         await waiting
     assert caught.value.code == ErrorCode.SESSION_NOT_FOUND
     await wait_until_gone(box, "sleep 4802")
     assert await box.text(count) == "2"
-    assert await box.link.list_sessions() == []
+    assert (await box.link.ask(ListSessions())).sessions == []
 
 
 async def test_the_default_session_can_be_deleted_and_comes_back_fresh(box: Box) -> None:
     await box.shell("x=1; cd /tmp")
-    await box.link.delete_session("default")
+    await box.link.ask(DeleteSession(session_id="default"))
     assert await said(box, 'pwd; echo "${x-fresh}"') == "/workspace\nfresh"
 
 
 async def test_sessions_are_bounded_and_room_comes_back(box: Box) -> None:
     with pytest.raises(LimitReachedError, match="already has 64 sessions") as caught:
         for number in range(65):
-            await box.link.create_session(CreateSession(session_id=str(number)))
+            await box.link.ask(CreateSession(session_id=str(number)))
     assert caught.value.remedy
-    await box.link.delete_session("0")
+    await box.link.ask(DeleteSession(session_id="0"))
     assert await said(box, "echo room") == "room"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-x", "a/b", "a b", "ä", "x" * 64, "a\0b", "a\n"])
 async def test_a_session_id_has_rules(box: Box, name: str) -> None:
     with pytest.raises(ValueError, match="not a session id") as caught:
-        await box.link.create_session(CreateSession(session_id=name))
+        await box.link.ask(CreateSession(session_id=name))
     assert isinstance(caught.value, AtollError) and caught.value.code == ErrorCode.INVALID_SESSION_ID
 
 
@@ -294,16 +294,16 @@ async def test_what_cannot_run_says_why_and_leaves_the_session_as_it_was(
     ],
 )
 async def test_a_session_that_cannot_be_created_says_why(box: Box, call: CreateSession, code: ErrorCode) -> None:
-    await box.link.create_session(CreateSession(session_id="taken"))
+    await box.link.ask(CreateSession(session_id="taken"))
     with pytest.raises(AtollError) as caught:
-        await box.link.create_session(call)
+        await box.link.ask(call)
     assert (caught.value.code, bool(caught.value.remedy)) == (code, True)
-    assert [session.id for session in await box.link.list_sessions()] == ["taken"]
+    assert [session.id for session in (await box.link.ask(ListSessions())).sessions] == ["taken"]
 
 
 async def test_deleting_a_session_that_is_not_there_says_so(box: Box) -> None:
     with pytest.raises(LookupError, match="no session 'nobody'"):
-        await box.link.delete_session("nobody")
+        await box.link.ask(DeleteSession(session_id="nobody"))
 
 
 @pytest.mark.parametrize("size", [1_000, 500_000, 1_000_000])
@@ -389,7 +389,7 @@ async def test_state_that_does_not_fit_is_not_saved_and_nothing_breaks(host_box:
 
 
 async def test_a_session_that_saves_much_takes_no_room_from_another(host_box: Box) -> None:
-    await host_box.link.create_session(CreateSession(session_id="large"))
+    await host_box.link.ask(CreateSession(session_id="large"))
     for size in (25, 31, 33, 28):
         await host_box.shell(f"huge=$(head -c {size}000000 /dev/zero | tr '\\0' x)", session="large")
         for _ in range(5):

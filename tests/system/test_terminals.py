@@ -12,9 +12,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from atoll.agent.terminals.views import History
+from atoll.protocol.calls import Call, result
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind, encode_frame
-from atoll.protocol.messages import Call, encode_message
+from atoll.protocol.messages import encode_message
 from atoll.protocol.terminals import (
     MAX_SIZE,
     MAX_WRITE,
@@ -29,19 +30,17 @@ from atoll.protocol.terminals import (
     TerminalLost,
     TerminalReady,
     TerminalResized,
+    ViewFold,
     WaitTerminal,
     WriteTerminal,
-    decode_terminal,
-    decode_terminal_event,
-    decode_terminals,
 )
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import decode
 from atoll.supervisor.agent_link import AgentLink
 from tests.conftest import Box
 from tests.system.test_agent_protocol import connect
 
 PROMPT = b"# "  # root's
+ATTACH = AttachTerminal(terminal_id="any")
 
 
 class View:
@@ -55,15 +54,13 @@ class View:
 
     async def step(self) -> bool:
         frame = await self.agent.next_frame()
-        match frame.kind:
-            case FrameKind.DATA:
-                self.seen += frame.payload
-            case FrameKind.EVENT:
-                self.events.append(decode(decode_terminal_event, frame))
-            case FrameKind.DONE:
-                self.end = decode(decode_terminal, frame)
-            case kind:
-                raise AssertionError(kind)
+        match ViewFold(ATTACH).take(frame):
+            case bytes() as data:
+                self.seen += data
+            case None:
+                self.end = result(ATTACH, frame)
+            case event:
+                self.events.append(event)
         return self.end is None
 
     async def until(self, text: bytes) -> bytes:
@@ -102,13 +99,13 @@ class Desk:
 
     async def open(self, *shell: str, **options: object) -> TerminalInfo:
         call = CreateTerminal(shell=list(shell) or None, **options)  # type: ignore[arg-type]
-        return await self.link.ask(call, decode_terminal)
+        return await self.link.ask(call)
 
-    async def ask(self, call: Call) -> TerminalInfo:
-        return await self.link.ask(call, decode_terminal)
+    async def ask(self, call: Call[TerminalInfo]) -> TerminalInfo:
+        return await self.link.ask(call)
 
     async def list(self) -> list[TerminalInfo]:
-        return (await self.link.ask(ListTerminals(), decode_terminals)).terminals
+        return (await self.link.ask(ListTerminals())).terminals
 
     @asynccontextmanager
     async def view(self, terminal: TerminalInfo) -> AsyncIterator[View]:

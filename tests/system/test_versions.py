@@ -13,7 +13,7 @@ from atoll.protocol.agents import Ping, Pong
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.messages import decode_call, encode_message
-from atoll.protocol.processes import KillAllProcesses, ProcessCount, decode_process_count
+from atoll.protocol.processes import KillAllProcesses, ProcessCount
 from atoll.protocol.versions import PROTOCOL_VERSION, SINCE
 from atoll.supervisor.agent_link import AgentLink
 from tests.native import linked_at
@@ -96,7 +96,7 @@ def said(version: int) -> bytes:
 
 
 async def kill_all(link: AgentLink) -> None:
-    await link.ask(KillAllProcesses(), decode_process_count)
+    await link.ask(KillAllProcesses())
 
 
 @pytest.mark.parametrize("version", [PROTOCOL_VERSION, PROTOCOL_VERSION + 7])

@@ -20,17 +20,17 @@ from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.limits import format_size
 from atoll.storage import superblock
 from atoll.storage.examination import judge_owner, judge_space, nearest_directory
-from atoll.telemetry.findings import Answer, Area, Check, Finding, Status, examine, ok
+from atoll.telemetry.findings import Area, Check, Finding, Outcome, Status, examine, ok
 
 GIB = 2**30
 
 
-def ask(probe: Callable[[], Answer], *, needs_root: bool = False, is_root: bool = True) -> Finding:
+def ask(probe: Callable[[], Outcome], *, needs_root: bool = False, is_root: bool = True) -> Finding:
     return examine(Check(Area.MACHINE, "thing", probe, needs_root), is_root=is_root)
 
 
-def raising(cause: Exception) -> Callable[[], Answer]:
-    def probe() -> Answer:
+def raising(cause: Exception) -> Callable[[], Outcome]:
+    def probe() -> Outcome:
         raise cause
 
     return probe
@@ -102,7 +102,7 @@ def test_sizes_for_people() -> None:
         (judge_owner(Path("/s"), 0, stat.S_IFDIR | 0o755), Status.WARNING, "drwxr-xr-x"),
     ],
 )  # fmt: skip
-def test_what_numbers_mean(answer: Answer, status: Status, words: str) -> None:
+def test_what_numbers_mean(answer: Outcome, status: Status, words: str) -> None:
     assert answer.status == status
     assert words in answer.found
     assert bool(answer.remedy) == (status != Status.OK)

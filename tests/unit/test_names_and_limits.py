@@ -1,6 +1,5 @@
 """What users may write for ids, image names and limits, and what they are told otherwise."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,9 +10,9 @@ from atoll.images.names import parse_image_name
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.limits import SIZES, Limits, parse_limits
-from atoll.protocol.processes import decode_process
-from atoll.protocol.sessions import decode_session
-from atoll.protocol.terminals import decode_terminal
+from atoll.protocol.processes import ProcessInfo
+from atoll.protocol.sessions import SessionInfo
+from atoll.protocol.terminals import TerminalInfo
 
 
 @pytest.mark.parametrize("text", ["a", "user-123", "0", "a" * 63, "a--b"])
@@ -34,20 +33,22 @@ def test_everything_else_is_an_error_with_value_and_remedy(text: Any) -> None:
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SAID: dict[Callable[[bytes], Any], dict[str, Any]] = {
-    decode_process: {"pid": 1, "command": "x", "status": "running", "start_time": NOW, "session_id": "default"},
-    decode_terminal: {"pid": 1, "cols": 80, "rows": 24, "command": ["x"], "created_at": NOW, "viewers": 0},
-    decode_session: {"cwd": "/", "created_at": NOW, "commands_waiting": 0},
+SAID: dict[type[ProcessInfo | TerminalInfo | SessionInfo], dict[str, Any]] = {
+    ProcessInfo: {"pid": 1, "command": "x", "status": "running", "start_time": NOW, "session_id": "default"},
+    TerminalInfo: {"pid": 1, "cols": 80, "rows": 24, "command": ["x"], "created_at": NOW, "viewers": 0},
+    SessionInfo: {"cwd": "/", "created_at": NOW, "commands_waiting": 0},
 }
 
 
-@pytest.mark.parametrize("decode", SAID)
-def test_an_id_that_an_agent_made_is_safe_to_print_and_to_paste(decode: Callable[[bytes], Any]) -> None:
+@pytest.mark.parametrize("shape", SAID)
+def test_an_id_that_an_agent_made_is_safe_to_print_and_to_paste(
+    shape: type[ProcessInfo | TerminalInfo | SessionInfo],
+) -> None:
     for text in ("terminal-0a1b2c3d", "web", "A.b_c-9", "x" * 63):
-        assert decode(msgspec.msgpack.encode({"id": text} | SAID[decode])).id == text
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode({"id": text} | SAID[shape]), type=shape).id == text
     for text in ("", "a; rm -rf /", "$(reboot)", "a\n", "\x1b[2J", "-f", "x" * 64, "é"):
         with pytest.raises(msgspec.ValidationError):
-            decode(msgspec.msgpack.encode({"id": text} | SAID[decode]))
+            msgspec.msgpack.decode(msgspec.msgpack.encode({"id": text} | SAID[shape]), type=shape)
 
 
 @pytest.mark.parametrize("text", ["", "../x", ".x", "a/b", "A", "x" * 200, "a\n"])

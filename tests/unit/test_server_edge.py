@@ -16,7 +16,6 @@ from starlette.types import Message
 
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.server.auth import Gate, check_heads, check_origin, host_name, is_unix
-from atoll.server.commands import Characters
 from atoll.server.docs_page import page
 from atoll.server.openapi import document
 from atoll.server.routes import ROUTES
@@ -150,21 +149,6 @@ def test_what_a_client_says_of_itself_in_a_proxys_headers_is_not_taken(keys: Key
     config = make_server(Settings(state=tmp_path, runtime=tmp_path), roster, keys).config
     config.load()
     assert isinstance(config.loaded_app, Gate)  # with nothing in front of it
-
-
-WHOLE = "aé€😀\ufffd".encode()
-NO_TEXT = [b"", b"\xff", b"\xc3", b"a\xe2\x82b", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\x00\xfe\xff" * 3]
-
-
-@pytest.mark.parametrize("end", NO_TEXT)
-@pytest.mark.parametrize("size", range(1, 6))
-def test_output_in_pieces_loses_no_byte_and_tears_no_character(end: bytes, size: int) -> None:
-    data = WHOLE + end
-    characters = Characters()
-    pieces = [characters.take(data[start : start + size]) for start in range(0, len(data), size)]
-    pieces.append(characters.take(b"", final=True))
-    assert b"".join(pieces) == data
-    assert "".join(piece.decode(errors="replace") for piece in pieces) == data.decode(errors="replace")
 
 
 def test_a_socket_may_be_as_deep_in_the_tree_as_any_file(tmp_path: Path) -> None:

@@ -9,14 +9,27 @@ from datetime import UTC, datetime
 import pytest
 
 from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
-from atoll.protocol.files import ChangeType, FileChange, FileChanges, FileDone, FileInfo, FileList, FileType
+from atoll.protocol.file_answers import ListFold, ReadFold, WatchFold
+from atoll.protocol.files import (
+    ChangeType,
+    FileChange,
+    FileChanges,
+    FileDone,
+    FileInfo,
+    FileList,
+    FileType,
+    ListFiles,
+    ReadFile,
+    WatchFiles,
+)
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import encode_message
-from atoll.protocol.processes import LogEntry, LogPart, OutputStream, ProcessInfo
-from atoll.server.files import changes, content, etag, first_bytes, last_modified, listing, sized
+from atoll.protocol.processes import LogEntry, LogPart, OutputStream
+from atoll.server.files import bytes_in, changes, content, etag, first_bytes, last_modified, listing, sized
 from atoll.server.processes import collect
 
 DONE = Frame(FrameKind.DONE, encode_message(FileDone()))
+READ, LIST, WATCH = ReadFile(path=b"/a"), ListFiles(path=b"/"), WatchFiles(path=b"/")
 BROKEN = error(ErrorCode.FILESYSTEM_ERROR, "the disk is broken", remedy="Get a new one.")
 
 
@@ -40,6 +53,19 @@ async def frames(*given: Frame | AtollError) -> AsyncGenerator[Frame, None]:
         yield frame
 
 
+def pieces(*given: Frame) -> AsyncGenerator[bytes, None]:
+    """The bytes of a file of which it has been said what it is."""
+    fold = ReadFold(READ)
+    fold.take(Frame(FrameKind.EVENT, encode_message(info())))
+    return bytes_in(frames(*given), fold)
+
+
+def watching() -> WatchFold:
+    fold = WatchFold(WATCH)
+    fold.take(Frame(FrameKind.EVENT, encode_message(FileChanges(changes=[]))))
+    return fold
+
+
 async def no_rest() -> None:
     """There is nobody whose turn it could be."""
 
@@ -51,33 +77,33 @@ async def joined(pieces: AsyncIterator[bytes]) -> bytes:
 @pytest.mark.parametrize("counts", [(), (1,), (2, 3), (100, 100)])
 async def test_a_list_is_one_document_however_it_comes(counts: tuple[int, ...]) -> None:
     first, *rest = [*map(files, counts), DONE]
-    document = json.loads(await joined(listing(no_rest, first, frames(*rest))))
+    document = json.loads(await joined(listing(no_rest, ListFold(LIST), first, frames(*rest))))
     assert document["count"] == len(document["files"]) == sum(counts)
     assert "error" not in document
 
 
 async def test_a_list_that_ends_early_says_so() -> None:
-    document = json.loads(await joined(listing(no_rest, files(2), frames(files(0)))))
+    document = json.loads(await joined(listing(no_rest, ListFold(LIST), files(2), frames(files(0)))))
     assert (document["count"], document["error"]["code"]) == (2, "AGENT_MISBEHAVED")
-    document = json.loads(await joined(listing(no_rest, files(2), frames(BROKEN))))
+    document = json.loads(await joined(listing(no_rest, ListFold(LIST), files(2), frames(BROKEN))))
     assert (document["count"], document["error"]["code"]) == (2, "FILESYSTEM_ERROR")
-    document = json.loads(await joined(listing(no_rest, files(2), frames(data(b"what?")))))
+    document = json.loads(await joined(listing(no_rest, ListFold(LIST), files(2), frames(data(b"what?")))))
     assert (document["count"], document["error"]["code"]) == (2, "AGENT_MISBEHAVED")
-    document = json.loads(await joined(listing(no_rest, Frame(FrameKind.EVENT, b"nonsense"), frames())))
+    document = json.loads(await joined(listing(no_rest, ListFold(LIST), Frame(FrameKind.EVENT, b"nonsense"), frames())))
     assert (document["files"], document["error"]["code"]) == ([], "AGENT_MISBEHAVED")
 
 
 async def test_content_is_as_long_as_was_promised_or_breaks_off() -> None:
-    assert await joined(content(b"abc", frames(data(b"def"), DONE), None)) == b"abcdef"
-    assert await joined(content(b"abc", frames(data(b"def"), DONE), 6)) == b"abcdef"
-    assert await joined(content(b"abc", frames(data(b"def"), data(b"ghi")), 4)) == b"abcd"
-    assert await joined(content(b"abc", frames(data(b"def")), 2)) == b"ab"
-    for given in (frames(data(b"def"), DONE), frames(data(b"def")), frames(files(1))):
+    assert await joined(content(b"abc", pieces(data(b"def"), DONE), None)) == b"abcdef"
+    assert await joined(content(b"abc", pieces(data(b"def"), DONE), 6)) == b"abcdef"
+    assert await joined(content(b"abc", pieces(data(b"def"), data(b"ghi")), 4)) == b"abcd"
+    assert await joined(content(b"abc", pieces(data(b"def")), 2)) == b"ab"
+    for given in (pieces(data(b"def"), DONE), pieces(data(b"def")), pieces(files(1))):
         with pytest.raises(AgentMisbehavedError):
             await joined(content(b"abc", given, 7))
 
 
-async def parts_of(*entries: list[bytes]) -> AsyncGenerator[LogPart | ProcessInfo, None]:
+async def parts_of(*entries: list[bytes]) -> AsyncGenerator[LogPart | None, None]:
     for data in entries:
         found = [LogEntry(number=1, time=0.0, stream=OutputStream.STDOUT, data=piece) for piece in data]
         yield LogPart(number=1, entries=found)
@@ -91,17 +117,17 @@ async def test_a_log_is_gathered_and_what_an_agent_cannot_have_sent_ends_it() ->
 
 
 async def test_the_first_bytes_are_waited_for_until_they_tell() -> None:
-    assert await first_bytes(frames(data(b"a"), data(b"b"), DONE)) == (b"ab", True)
-    assert await first_bytes(frames(DONE)) == (b"", True)
-    assert await first_bytes(frames(data(b"x" * 5000), data(b"y"))) == (b"x" * 5000, False)
+    assert await first_bytes(pieces(data(b"a"), data(b"b"), DONE)) == (b"ab", True)
+    assert await first_bytes(pieces(DONE)) == (b"", True)
+    assert await first_bytes(pieces(data(b"x" * 5000), data(b"y"))) == (b"x" * 5000, False)
     with pytest.raises(AgentMisbehavedError):
-        await first_bytes(frames(files(1)))
+        await first_bytes(pieces(files(1)))
 
 
 async def test_changes_are_events_and_so_is_their_end() -> None:
     change = FileChange(type=ChangeType.MOVE, raw_path=b"/a\nb", raw_old_path=b"/\xff")
     event = Frame(FrameKind.EVENT, encode_message(FileChanges(changes=[change])))
-    text = (await joined(changes(no_rest, frames(event, BROKEN)))).decode()
+    text = (await joined(changes(no_rest, watching(), frames(event, BROKEN)))).decode()
     ready, moved, failed, rest = text.split("\n\n")
     assert ready.startswith("event: ready")
     assert moved.startswith("event: move\n")

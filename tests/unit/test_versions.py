@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.protocol.commands import Exec
-from atoll.protocol.messages import Call, encode_message
+from atoll.protocol.messages import AnyCall, encode_message
 from atoll.protocol.terminals import CreateTerminal, ListTerminals
 from atoll.protocol.versions import FIRST, PROTOCOL_VERSION, SINCE, version_needed
 
@@ -54,8 +54,8 @@ OF_THE_FIRST_VERSION: dict[str, set[str]] = {
 
 
 def fields_of_calls() -> dict[str, set[str]]:
-    calls = (kind.__struct_config__.tag for kind in get_args(Call))
-    kinds = dict(zip(calls, get_args(Call), strict=True))
+    calls = (kind.__struct_config__.tag for kind in get_args(AnyCall))
+    kinds = dict(zip(calls, get_args(AnyCall), strict=True))
     return {str(tag): {field.encode_name for field in msgspec.structs.fields(kind)} for tag, kind in kinds.items()}
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import msgspec
+
     from atoll.protocol.errors import AtollError
     from atoll.protocol.frames import FrameKind
-    from atoll.protocol.messages import Result
 
 
 class Loan(NamedTuple):
@@ -27,7 +28,7 @@ class Owner(Protocol):
     """The asker of an operation, who gets what comes of it. After `done` or `fail` it hears no more."""
 
     def send(self, kind: FrameKind, payload: bytes = b"") -> None: ...
-    def done(self, result: Result) -> None: ...
+    def done(self, result: msgspec.Struct) -> None: ...
     def fail(self, cause: AtollError) -> None: ...
     def input_drained(self) -> None:
         """More may be fed, after `feed` has said to wait."""
@@ -68,5 +69,5 @@ class Calls:
     """The calls that an agent answers, by their type."""
 
     def __init__(self) -> None:
-        self.answers: dict[type, Callable[[Any], Result]] = {}
+        self.answers: dict[type, Callable[[Any], msgspec.Struct]] = {}
         self.operations: dict[type, Callable[[Any, Owner], Operation]] = {}

@@ -20,7 +20,7 @@ from atoll.protocol.agents import Ping
 from atoll.protocol.commands import Exec, ExecShell
 from atoll.protocol.files import ListFiles, ReadFile, StatFile, WriteFile
 from atoll.protocol.frames import FrameDecoder, FrameKind, encode_frame
-from atoll.protocol.messages import Call, encode_message
+from atoll.protocol.messages import AnyCall, encode_message
 from atoll.protocol.processes import CleanUpProcesses, StartProcess, StreamProcessLog, WaitForExit
 from atoll.protocol.sessions import DEFAULT_SESSION, DeleteSession
 
@@ -91,12 +91,12 @@ def _is_ours(peer: socket.socket) -> bool:
     return pid_of(peer) == os.getpid()
 
 
-async def _play(agent: main.Agent, address: str, calls: Sequence[Call]) -> None:
+async def _play(agent: main.Agent, address: str, calls: Sequence[AnyCall]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         await _play_calls(agent, address, calls)
 
 
-async def _play_calls(agent: main.Agent, address: str, calls: Sequence[Call]) -> None:
+async def _play_calls(agent: main.Agent, address: str, calls: Sequence[AnyCall]) -> None:
     with socket.socket(socket.AF_UNIX) as host:
         host.setblocking(False)
         await agent.loop.sock_connect(host, address)
@@ -131,7 +131,7 @@ def _play_worker(directory: int) -> None:
     os.close(directory)
 
 
-async def _ask(loop: asyncio.AbstractEventLoop, host: socket.socket, call: Call) -> None:
+async def _ask(loop: asyncio.AbstractEventLoop, host: socket.socket, call: AnyCall) -> None:
     decoder = FrameDecoder()
     await loop.sock_sendall(host, encode_frame(FrameKind.CALL, encode_message(call)))
     while data := await loop.sock_recv(host, 65_536):

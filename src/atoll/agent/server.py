@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from atoll.agent.operations import Calls, Operation
     from atoll.agent.secret import Secret
-    from atoll.protocol.messages import Call, Result
+    from atoll.protocol.messages import AnyCall
 
 MAX_CONNECTIONS = 512
 ACCEPTED_PER_TURN = 64
@@ -96,7 +96,7 @@ class HostConnection(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._calls = 0  # that came, with the one under way
         self._operation: Operation | None = None
-        self._call: Call | None = None  # while it is not answered
+        self._call: AnyCall | None = None  # while it is not answered
         self._hang_up: HangUpWatch | None = None  # kept once it is there: every operation on files pauses reading
         self._is_paused = False
         self._transport: asyncio.Transport | None = None
@@ -154,7 +154,7 @@ class HostConnection(asyncio.Protocol):
         if self._transport and not self._transport.is_closing():
             self._transport.write(encode_frame(kind, payload))
 
-    def done(self, result: Result) -> None:
+    def done(self, result: msgspec.Struct) -> None:
         self._operation = self._call = None
         self.input_drained()
         self.send(FrameKind.DONE, encode_message(result))

@@ -10,6 +10,7 @@ from atoll.client.waiting import iterate, next_piece, run_blocking
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.content_types import Base64Decoder, check_encoding
 from atoll.protocol.errors import AtollError
+from atoll.protocol.files import FileInfo
 
 CHUNK = 1024 * 1024
 
@@ -35,7 +36,7 @@ class ContentSource:
         self._pieces = pieces
         self._decoder = decoder
 
-    async def send_to(self, sink: CallInput) -> None:
+    async def send_to(self, sink: CallInput[FileInfo]) -> None:
         while (piece := await self._next()) is not None:
             await sink.send(to_bytes(piece, self._decoder))
         if self._decoder:

@@ -7,9 +7,9 @@ from typing import Self
 
 from atoll.client.feeds import AsyncFeed
 from atoll.client.link import SandboxLink
-from atoll.client.server import Frames, misbehaved
-from atoll.protocol.files import FileChange, FileChanges, WatchFiles, decode_file_changes
-from atoll.protocol.frames import FrameKind
+from atoll.client.server import Frames
+from atoll.protocol.file_answers import WatchFold
+from atoll.protocol.files import FileChange, FileDone, WatchFiles
 
 
 class AsyncFileWatch(AsyncFeed[FileChange]):
@@ -19,14 +19,14 @@ class AsyncFileWatch(AsyncFeed[FileChange]):
         super().__init__()
         self._link = link
         self._call = call
-        self._frames: Frames | None = None
-        self._is_ready = False
+        self._frames: Frames[FileDone] | None = None
+        self._fold = WatchFold(call)
 
     async def wait_until_ready(self) -> None:
         """Return once it watches. Fails if that is not possible."""
         async with self._lock.turn():
             self._check_uninterrupted()
-            while not self._is_ready and not self._is_over:
+            while not self._fold.is_ready and not self._is_over:
                 await self._advance()
 
     async def __aenter__(self) -> Self:
@@ -39,14 +39,8 @@ class AsyncFileWatch(AsyncFeed[FileChange]):
     async def _receive(self) -> None:
         if self._frames is None:
             self._frames = await self._link.call(self._call, opening=self._opening)
-        frame = await self._frames.next()
-        if frame.kind is FrameKind.DONE:
+        found = self._fold.take(await self._frames.next())
+        if found is None:
             self._is_over = True
-            return
-        if frame.kind is not FrameKind.EVENT:
-            raise misbehaved(f"a {frame.kind.name} frame came")
-        found: FileChanges = self._frames.decode(decode_file_changes, frame)
-        if self._is_ready and not found.changes:  # it costs nothing to send, and would be read for ever
-            raise misbehaved("changes came without one in them")
-        self._is_ready = True
-        self._items.extend(found.changes)
+        else:
+            self._items.extend(found)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterable
-from typing import Literal, TypeVar, overload
+from collections.abc import Iterable
+from typing import Literal, overload
 
 from atoll.client import transfers
 from atoll.client.file_content import Content, ContentSource, open_content
@@ -17,21 +17,19 @@ from atoll.client.open_files import (
     AsyncFileStream,
     AsyncFileWriter,
     check_held,
-    commit,
 )
-from atoll.client.server import misbehaved
 from atoll.client.transfers import OnProgress
 from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument
 from atoll.protocol.content_types import check_encoding, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.file_answers import ListFold
 from atoll.protocol.files import (
     ChangeMode,
     CopyFile,
     DeleteDirectory,
     DeleteFile,
     FileInfo,
-    FileList,
     ListFiles,
     MakeDirectory,
     MoveFile,
@@ -40,14 +38,10 @@ from atoll.protocol.files import (
     WatchFiles,
     WriteFile,
     check_mode,
-    decode_file_done,
-    decode_file_info,
-    decode_file_list,
     to_raw_path,
 )
-from atoll.protocol.frames import MAX_PAYLOAD, FrameKind
+from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.protocol.limits import parse_bounds
-from atoll.protocol.messages import Call
 from atoll.protocol.names import named
 from atoll.values.files import FileContent
 
@@ -55,7 +49,6 @@ MAX_READ = 256 * 2**20  # by read_file without a length: it keeps everything in 
 MAX_LISTED = 1_000_000
 ABSENT = (ErrorCode.FILE_NOT_FOUND, ErrorCode.NOT_DIRECTORY, ErrorCode.TOO_MANY_LINKS)
 
-T = TypeVar("T")
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Patterns = str | Iterable[str]
 
@@ -100,14 +93,14 @@ class AsyncFiles:
 
     async def _write(self, call: WriteFile, source: ContentSource | bytes) -> FileInfo:
         if isinstance(source, bytes) and len(source) <= MAX_PAYLOAD:
-            return await self._ask(call, decode_file_info, source)
+            return await self._link.ask(call, source)
         sink = await self._link.begin_call(call)
         try:
             if isinstance(source, bytes):
                 await sink.send(source)
             else:
                 await source.send_to(sink)
-            return await commit(sink)
+            return await sink.finish()
         finally:
             sink.close()
 
@@ -195,17 +188,17 @@ class AsyncFiles:
             recursive=check_flag(recursive, "recursive"),
             mode=check_mode(mode),
         )
-        return await self._ask(call, decode_file_info)
+        return await self._link.ask(call)
 
     async def delete_file(self, path: Path) -> None:
         """Delete anything but a directory; a link itself, not what it points to."""
-        await self._ask(DeleteFile(path=to_raw_path(path), session_id=self._session_id), decode_file_done)
+        await self._link.ask(DeleteFile(path=to_raw_path(path), session_id=self._session_id))
 
     async def delete_dir(self, path: Path, recursive: bool = True) -> None:
         """Delete a directory with all that is in it, or, if not `recursive`, an empty one. No link is followed."""
         deep = check_flag(recursive, "recursive")
         call = DeleteDirectory(path=to_raw_path(path), session_id=self._session_id, recursive=deep)
-        await self._ask(call, decode_file_done)
+        await self._link.ask(call)
 
     async def rm(self, path: Path, recursive: bool = False) -> None:
         """Delete a file, and with `recursive` also a directory with all that is in it."""
@@ -220,18 +213,18 @@ class AsyncFiles:
     async def rename_file(self, old_path: Path, new_path: Path) -> FileInfo:
         """Give a file or directory another name, at which a file may be replaced."""
         call = MoveFile(source=to_raw_path(old_path), target=to_raw_path(new_path), session_id=self._session_id)
-        return await self._ask(call, decode_file_info)
+        return await self._link.ask(call)
 
     async def move_file(self, source_path: Path, destination_path: Path) -> FileInfo:
         """The same as mv: a destination that is a directory takes it in. Also from one file system to another."""
         source, target = to_raw_path(source_path), to_raw_path(destination_path)
         call = MoveFile(source=source, target=target, session_id=self._session_id, into_directory=True)
-        return await self._ask(call, decode_file_info)
+        return await self._link.ask(call)
 
     async def copy_file(self, source_path: Path, destination_path: Path) -> FileInfo:
         """Copy a file within the sandbox. The copy appears as a whole, with the mode of the original."""
         source, target = to_raw_path(source_path), to_raw_path(destination_path)
-        return await self._ask(CopyFile(source=source, target=target, session_id=self._session_id), decode_file_info)
+        return await self._link.ask(CopyFile(source=source, target=target, session_id=self._session_id))
 
     async def list_files(self, path: Path, recursive: bool = False, include_hidden: bool = False) -> list[FileInfo]:
         """What is in a directory, sorted by name, and with `recursive` in all below it. Links are not followed.
@@ -244,14 +237,11 @@ class AsyncFiles:
             recursive=check_flag(recursive, "recursive"),
             include_hidden=check_flag(include_hidden, "include_hidden"),
         )
-        frames = await self._link.call(call)
+        fold, frames = ListFold(call), await self._link.call(call)
         found: list[FileInfo] = []
         try:
-            while (frame := await frames.next()).kind is not FrameKind.DONE:
-                if frame.kind is not FrameKind.EVENT:
-                    raise misbehaved(f"a {frame.kind.name} frame came")
-                listed: FileList = frames.decode(decode_file_list, frame)
-                found += listed.files
+            while (some := fold.take(await frames.next())) is not None:
+                found += some
                 if len(found) > MAX_LISTED:
                     raise _too_many(call.path)
         finally:
@@ -276,12 +266,12 @@ class AsyncFiles:
         """What there is: type, size, mode, owner, time of the last change."""
         follow = check_flag(follow_symlinks, "follow_symlinks")
         call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow)
-        return await self._ask(call, decode_file_info)
+        return await self._link.ask(call)
 
     async def chmod(self, path: Path, mode: int) -> FileInfo:
         """Change the permissions, such as 0o755."""
         call = ChangeMode(path=to_raw_path(path), session_id=self._session_id, mode=check_mode(mode))
-        return await self._ask(call, decode_file_info)
+        return await self._link.ask(call)
 
     def watch(
         self,
@@ -339,11 +329,6 @@ class AsyncFiles:
         check_callback(on_progress, "on_progress")
         bounds = parse_bounds(max_bytes, max_entries, max_depth)
         await transfers.download(self._link, self._session_id, remote, local, bounds, on_progress)
-
-    async def _ask(self, call: Call, decoder: Callable[[bytes], T], content: bytes | None = None) -> T:
-        frames = await self._link.call(call, content)
-        answer: T = frames.decode(decoder, await frames.result())
-        return answer
 
 
 def to_content(name: str, data: bytes, encoding: str | None) -> FileContent[str] | FileContent[bytes]:

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from atoll.client.server import CallInput, Frames, Input, Server
 from atoll.client.transport import Opening, Response
+from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, NotFoundError, error
-from atoll.protocol.messages import Call
 from atoll.protocol.sandboxes import MUST_EXIST, SandboxInfo, SandboxOptions
 
 T = TypeVar("T")
@@ -31,8 +31,14 @@ class SandboxLink:
         self._has_ended = False
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
-    async def call(self, call: Call, stdin: Input | None = None, *, opening: Opening | None = None) -> Frames:
-        def work() -> Awaitable[Frames]:
+    async def ask(self, call: Call[Answer], content: bytes | None = None) -> Answer:
+        """What a call is answered with that streams nothing. `content` fits one frame."""
+        return await (await self.call(call, content)).result()
+
+    async def call(
+        self, call: Call[Answer], stdin: Input | None = None, *, opening: Opening | None = None
+    ) -> Frames[Answer]:
+        def work() -> Awaitable[Frames[Answer]]:
             return self.server.call(self.id, call, stdin, headers=self._headers, opening=opening)
 
         if stdin is None or isinstance(stdin, bytes):
@@ -40,11 +46,11 @@ class SandboxLink:
         await self._send_options(opening)
         return await work()
 
-    async def begin_call(self, call: Call) -> CallInput:
+    async def begin_call(self, call: Call[Answer]) -> CallInput[Answer]:
         await self._send_options()
         return await self.server.begin_call(self.id, call, headers=self._headers)
 
-    async def ask(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
+    async def request(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
         return await self._do(lambda: self.server.ask(method, self._path + path, answer, body, headers=self._headers))
 
     async def tell(self, method: str, path: str) -> None:

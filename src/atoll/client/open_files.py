@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 from atoll.client.exclusive import Exclusive
 from atoll.client.link import SandboxLink
-from atoll.client.server import Bytes, CallInput, Frames, misbehaved
+from atoll.client.server import Bytes, CallInput, Frames
 from atoll.client.transport import Opening
 from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
-from atoll.protocol.frames import FrameKind
+from atoll.protocol.file_answers import ReadFold
+from atoll.protocol.files import FileDone, FileInfo, ReadFile, StatFile, WriteFile
 from atoll.protocol.names import named
 
 UNSENT_BYTES = 256 * 1024  # small writes are gathered up to here
@@ -29,13 +29,16 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
 
     def __init__(self, link: SandboxLink, call: ReadFile) -> None:
         super().__init__()
-        self.info: FileInfo | None = None
         self._link = link
         self._call = call
-        self._left = call.length
+        self._fold = ReadFold(call)
         self._opening = Opening()
-        self._frames: Frames | None = None
+        self._frames: Frames[FileDone] | None = None
         self._is_over = False
+
+    @property
+    def info(self) -> FileInfo | None:
+        return self._fold.info
 
     async def begin(self) -> FileInfo:
         """What it is that is read. Fails if it cannot be."""
@@ -60,9 +63,9 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
     async def _begin(self) -> FileInfo:
         if self._frames is None:
             self._frames = await self._link.call(self._call, opening=self._opening)
-        if self.info is None:
-            self.info = await begin_reading(self._frames)
-        return self.info
+        while self._fold.info is None:
+            self._fold.take(await self._frames.next())
+        return self._fold.info
 
     def _closed(self) -> AtollError:
         return error(
@@ -86,8 +89,7 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
         try:
             await self._begin()
             assert self._frames
-            frame = await self._frames.next()
-            self._check(frame.kind, len(frame.payload))
+            data = self._fold.take(await self._frames.next())
         except AtollError:
             if self._is_over:  # closed by another task or thread
                 raise StopAsyncIteration from None
@@ -99,20 +101,10 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
             self._was_interrupted = True
             await self.aclose()
             raise
-        if frame.kind is FrameKind.DONE:
+        if data is None:
             await self.aclose()
             raise StopAsyncIteration
-        return frame.payload
-
-    def _check(self, kind: FrameKind, size: int) -> None:
-        if kind is FrameKind.DONE:
-            return
-        if kind is not FrameKind.DATA:
-            raise misbehaved(f"a {kind.name} frame came")
-        if self._left is not None:
-            self._left -= size
-            if self._left < 0:
-                raise misbehaved("more of a file came than was asked for")
+        return data
 
     async def __aenter__(self) -> AsyncFileStream:
         await self.begin()
@@ -323,9 +315,7 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
         return data
 
     async def _size(self) -> int:
-        frames = await self._link.call(StatFile(path=self._path, session_id=self._session_id))
-        found: FileInfo = frames.decode(decode_file_info, await frames.result())
-        return found.size
+        return (await self._link.ask(StatFile(path=self._path, session_id=self._session_id))).size
 
     async def _drop_stream(self) -> None:
         self._ahead = bytearray()  # another one: a thread may be reading from this
@@ -352,7 +342,7 @@ class AsyncFileWriter(Exclusive):
         self.mode = "xb" if call.exclusive else "wb"
         self._link = link
         self._call = call
-        self._input: CallInput | None = None
+        self._input: CallInput[FileInfo] | None = None
         self._unsent = bytearray()
         self._position = 0
 
@@ -410,7 +400,7 @@ class AsyncFileWriter(Exclusive):
                 return
             try:
                 await self._flush()
-                self.info = await commit(await self._begin())
+                self.info = await (await self._begin()).finish()
             finally:
                 self.abort()
 
@@ -435,7 +425,7 @@ class AsyncFileWriter(Exclusive):
     def __repr__(self) -> str:
         return f"<AsyncFileWriter of {self.name!r}>"
 
-    async def _begin(self) -> CallInput:
+    async def _begin(self) -> CallInput[FileInfo]:
         if self._input is None:
             self._input = await self._link.begin_call(self._call)
             if self.closed:  # by another task or thread
@@ -452,22 +442,6 @@ class AsyncFileWriter(Exclusive):
             if was_aborted and isinstance(problem, AtollError):
                 raise closed(self._call.path) from problem
             raise
-
-
-async def begin_reading(frames: Frames) -> FileInfo:
-    """What it is that is read: the first thing that is said."""
-    frame = await frames.next()
-    if frame.kind is not FrameKind.EVENT:
-        raise misbehaved(f"a {frame.kind.name} frame came first")
-    found: FileInfo = frames.decode(decode_file_info, frame)
-    return found
-
-
-async def commit(sink: CallInput) -> FileInfo:
-    """The end of what is written, and what has become of it."""
-    frames = await sink.finish()
-    written: FileInfo = frames.decode(decode_file_info, await frames.result())
-    return written
 
 
 def check_held(what: str, info: FileInfo, size: int, most: int) -> None:

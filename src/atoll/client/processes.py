@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from atoll.client.commands import Environment
 from atoll.client.feeds import AsyncFeed
 from atoll.client.link import SandboxLink
-from atoll.client.server import Frames, misbehaved
+from atoll.client.server import Frames
 from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import Call
+from atoll.protocol.frames import Frame
+from atoll.protocol.process_log import Dropped, Exited, LogEvent, LogEvents, LogFold, WholeLog, Written
 from atoll.protocol.processes import (
     OK_STATUS,
     READY_BYTES,
@@ -27,11 +25,8 @@ from atoll.protocol.processes import (
     KillAllProcesses,
     KillProcess,
     ListProcesses,
-    LogPart,
     PortMode,
-    ProcessCount,
     ProcessInfo,
-    ProcessList,
     ProcessStatus,
     RestartPolicy,
     StartProcess,
@@ -39,10 +34,6 @@ from atoll.protocol.processes import (
     WaitForExit,
     WaitForPort,
     check_wait,
-    decode_log_part,
-    decode_process,
-    decode_process_count,
-    decode_processes,
     exited_early,
     last_lines,
     not_ready,
@@ -51,8 +42,6 @@ from atoll.protocol.processes import (
     parse_signal,
 )
 from atoll.values.processes import LogMatch, LogSearch, ProcessEvent, ProcessLogs
-
-MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
 
 StatusGiven = int | Sequence[int]
 
@@ -89,24 +78,24 @@ class AsyncProcesses:
             timeout=_seconds(timeout),
             restart=parse_restart(restart),
         )
-        started: ProcessInfo = await _ask(self._link, call, decode_process)
+        started = await self._link.ask(call)
         return AsyncProcess(self._link, msgspec.structs.replace(started, command=call.command))
 
     spawn = start_process
 
     async def list_processes(self) -> list[AsyncProcess]:
         """All of the sandbox in the order of their start: those that run, and the latest of those that are over."""
-        found: ProcessList = await _ask(self._link, ListProcesses(), decode_processes)
+        found = await self._link.ask(ListProcesses())
         return [AsyncProcess(self._link, info) for info in found.processes]
 
     async def get_process(self, id: str) -> AsyncProcess:
         """The process with this id. PROCESS_NOT_FOUND if there is none."""
-        return AsyncProcess(self._link, await _get(self._link, parse_process_id(id)))
+        return AsyncProcess(self._link, await self._link.ask(GetProcess(process_id=parse_process_id(id))))
 
     async def is_process_running(self, id: str) -> bool:
         """Also while it waits to be started again. False for one that nobody knows."""
         try:
-            info = await _get(self._link, parse_process_id(id))
+            info = await self._link.ask(GetProcess(process_id=parse_process_id(id)))
         except AtollError as problem:
             if problem.code is ErrorCode.PROCESS_NOT_FOUND:
                 return False
@@ -118,17 +107,16 @@ class AsyncProcesses:
 
         SIGTERM is followed by SIGKILL after five seconds. With these two it returns when the process has ended.
         """
-        return AsyncProcess(self._link, await _kill(self._link, parse_process_id(id), signal))
+        call = KillProcess(process_id=parse_process_id(id), signal=parse_signal(signal))
+        return AsyncProcess(self._link, await self._link.ask(call))
 
     async def kill_all_processes(self) -> int:
         """End all that run, as `kill_process` does; how many there were."""
-        killed: ProcessCount = await _ask(self._link, KillAllProcesses(), decode_process_count)
-        return killed.count
+        return (await self._link.ask(KillAllProcesses())).count
 
     async def cleanup_completed_processes(self) -> int:
         """Forget those that are over, with their logs; how many there were."""
-        forgotten: ProcessCount = await _ask(self._link, CleanUpProcesses(), decode_process_count)
-        return forgotten.count
+        return (await self._link.ask(CleanUpProcesses())).count
 
     async def get_process_logs(self, id: str) -> ProcessLogs:
         """What is kept of its output: the latest megabytes."""
@@ -214,11 +202,12 @@ class AsyncProcess:
 
     async def refresh(self) -> AsyncProcess:
         """The process as it is now."""
-        return AsyncProcess(self._link, await _get(self._link, self.id))
+        return AsyncProcess(self._link, await self._link.ask(GetProcess(process_id=self.id)))
 
     async def kill(self, signal: str | int = "SIGTERM") -> AsyncProcess:
         """As `kill_process`."""
-        return AsyncProcess(self._link, await _kill(self._link, self.id, signal))
+        call = KillProcess(process_id=self.id, signal=parse_signal(signal))
+        return AsyncProcess(self._link, await self._link.ask(call))
 
     async def logs(self) -> ProcessLogs:
         """As `get_process_logs`."""
@@ -281,12 +270,12 @@ class AsyncProcess:
             max_status=highest,
             timeout=_seconds(timeout),
         )
-        return AsyncProcess(self._link, await _ask(self._link, check_wait(call), decode_process))
+        return AsyncProcess(self._link, await self._link.ask(check_wait(call)))
 
     async def wait_for_exit(self, *, timeout: float | str | None = None) -> AsyncProcess:
         """The process once it is over, for good if it is one that restarts. PROCESS_EXIT_TIMEOUT if the time is up."""
         call = WaitForExit(process_id=self.id, timeout=_seconds(timeout))
-        return AsyncProcess(self._link, await _ask(self._link, call, decode_process))
+        return AsyncProcess(self._link, await self._link.ask(call))
 
     def __repr__(self) -> str:
         code = "" if self.exit_code is None else f", exit_code={self.exit_code}"
@@ -300,8 +289,8 @@ class AsyncProcessStream(AsyncFeed[ProcessEvent]):
         super().__init__()
         self._link = link
         self._call = call
-        self._frames: Frames | None = None
-        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+        self._frames: Frames[ProcessInfo] | None = None
+        self._fold, self._events = LogFold(call), LogEvents()
         self.process: ProcessInfo | None = None  # as it is at the end of the stream
 
     def __repr__(self) -> str:
@@ -310,95 +299,40 @@ class AsyncProcessStream(AsyncFeed[ProcessEvent]):
     async def _receive(self) -> None:
         if self._frames is None:
             self._frames = await self._link.call(self._call, opening=self._opening)
-        self._take(self._frames, await self._frames.next())
+        self._take(await self._frames.next())
 
-    def _take(self, frames: Frames, frame: Frame) -> None:
-        if frame.kind is FrameKind.DONE:
-            self.process = frames.decode(decode_process, frame)
+    def _take(self, frame: Frame) -> None:
+        if part := self._fold.take(frame):
+            self._items.extend(map(_to_event, self._events.of(part)))
+        else:
+            self.process = self._fold.process
             self._is_over = True
-            frames.close()
-            return
-        part = _log_part(frames, frame)
-        if part.dropped:
-            self._decoders.clear()
-            beginning = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
-            dropped = ProcessEvent(type="dropped", number=beginning, timestamp=datetime.now(UTC), dropped=part.dropped)
-            self._items.append(dropped)
-        for entry in part.entries:
-            when = _moment(entry.time)
-            text = self._decoder(entry.stream.value).decode(entry.data)
-            self._items.append(
-                ProcessEvent(
-                    type=entry.stream.value, number=entry.number, timestamp=when, data=text, data_bytes=entry.data
-                )
+
+
+def _to_event(event: LogEvent) -> ProcessEvent:
+    match event:
+        case Dropped(number, missing):
+            return ProcessEvent(type="dropped", number=number, timestamp=datetime.now(UTC), dropped=missing)
+        case Exited(number, process):
+            when = process.end_time or datetime.now(UTC)
+            return ProcessEvent(
+                type="exit", number=number, timestamp=when, exit_code=process.exit_code, status=process.status
             )
-        if part.ended:
-            self._items.append(_exit_event(part.number, part.ended))
-
-    def _decoder(self, stream: str) -> codecs.IncrementalDecoder:
-        if stream not in self._decoders:
-            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return self._decoders[stream]
-
-
-def _exit_event(number: int, ended: ProcessInfo) -> ProcessEvent:
-    return ProcessEvent(
-        type="exit",
-        number=number,
-        timestamp=ended.end_time or datetime.now(UTC),
-        exit_code=ended.exit_code,
-        status=ended.status,
-    )
-
-
-def _moment(seconds: float) -> datetime:
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError) as cause:
-        raise misbehaved(f"{seconds} is no time of an entry") from cause
-
-
-async def _ask(link: SandboxLink, call: Call, decoder: Any) -> Any:
-    frames = await link.call(call)
-    return frames.decode(decoder, await frames.result())
-
-
-async def _get(link: SandboxLink, process_id: str) -> ProcessInfo:
-    info: ProcessInfo = await _ask(link, GetProcess(process_id=process_id), decode_process)
-    return info
-
-
-async def _kill(link: SandboxLink, process_id: str, signal: str | int) -> ProcessInfo:
-    call = KillProcess(process_id=process_id, signal=parse_signal(signal))
-    info: ProcessInfo = await _ask(link, call, decode_process)
-    return info
+        case Written(number, stream, time, data, text):
+            when = datetime.fromtimestamp(time, UTC)
+            return ProcessEvent(type=stream.value, number=number, timestamp=when, data_bytes=data, text_bytes=text)
 
 
 async def _read_logs(link: SandboxLink, process_id: str) -> ProcessLogs:
-    output = {"stdout": bytearray(), "stderr": bytearray()}  # in one piece: many small ones would cost many times more
-    number = dropped = 0
-    frames = await link.call(StreamProcessLog(process_id=process_id, follow=False))
+    call = StreamProcessLog(process_id=process_id, follow=False)
+    fold, log = LogFold(call), WholeLog()
+    frames = await link.call(call)
     try:
-        while (frame := await frames.next()).kind is not FrameKind.DONE:
-            part = _log_part(frames, frame)
-            number, dropped = part.number, dropped + part.dropped
-            for entry in part.entries:
-                output[entry.stream.value] += entry.data
-            if sum(map(len, output.values())) > MAX_LOG:
-                raise misbehaved("a log came that is larger than any it keeps")
+        while part := fold.take(await frames.next()):
+            log.add(part)
     finally:
         frames.close()
-    stdout, stderr = map(bytes, output.values())
-    return ProcessLogs(stdout_bytes=stdout, stderr_bytes=stderr, number=number, dropped=dropped)
-
-
-def _log_part(frames: Frames, frame: Frame) -> LogPart:
-    if frame.kind is not FrameKind.EVENT:
-        raise misbehaved(f"a {frame.kind.name} frame came")
-    part: LogPart = frames.decode(decode_log_part, frame)
-    if not all(entry.data for entry in part.entries):  # they cost nothing to send, and would be kept all the same
-        raise misbehaved("an entry of a log came without a byte in it")
-    return part
+    return ProcessLogs(stdout_bytes=log.stdout, stderr_bytes=log.stderr, number=log.number, dropped=log.dropped)
 
 
 def _stream(link: SandboxLink, process_id: str, follow: bool, since: int | None) -> AsyncProcessStream:

@@ -176,7 +176,7 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
 
         Asking makes no sandbox, unless options were given: SANDBOX_NOT_FOUND says that there is none.
         """
-        return await self._link.ask("GET", SandboxInfo)
+        return await self._link.request("GET", SandboxInfo)
 
     async def destroy(self) -> None:
         """Everything of it is gone: processes, files, sessions. Twice is fine."""
@@ -188,11 +188,11 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         A name is one that a shell can have: letters, digits and underscores, no digit first.
         """
         check_environment(env)
-        await self._link.ask("PATCH", SandboxInfo, path="/env", body=check_lasting_variables(env))
+        await self._link.request("PATCH", SandboxInfo, path="/env", body=check_lasting_variables(env))
 
     async def set_labels(self, labels: Mapping[str, str]) -> None:
         """Its labels from now on, instead of those it had."""
-        await self._link.ask("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
+        await self._link.request("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
 
     async def sleep(self, stop: bool = False) -> None:
         """Let it stand still, memory kept, until the next operation; or with `stop` end all that runs in it.
@@ -201,11 +201,11 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         and falls asleep after the last; with `stop` these end at once, and are AGENT_LOST. One that was stopped keeps
         its files, and starts again without its processes.
         """
-        await self._link.ask("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
+        await self._link.request("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
 
     async def wake(self) -> None:
         """Wake it, start it, or make it. Every operation does that by itself; this one does nothing else."""
-        await self._link.ask("POST", SandboxInfo, path="/wake")
+        await self._link.request("POST", SandboxInfo, path="/wake")
 
     async def set_sleep_after(self, sleep_after: float | str) -> None:
         """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
@@ -221,11 +221,11 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         await self._change(UpkeepChanges(stop_after=seconds))
 
     async def _change(self, changes: UpkeepChanges) -> None:
-        await self._link.ask("PATCH", SandboxInfo, body=changes)
+        await self._link.request("PATCH", SandboxInfo, body=changes)
 
     async def events(self, since: int | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
-        found = await self._link.ask("GET", EventList, path=f"/events?since={_checked_number(since)}")
+        found = await self._link.request("GET", EventList, path=f"/events?since={_checked_number(since)}")
         return found.events
 
     def follow_events(self, since: int | None = None) -> AsyncEventStream:

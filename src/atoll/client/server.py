@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,8 +16,8 @@ from atoll.client.local_server import LocalServer
 from atoll.client.network import Address, NotYet, TcpAddress, UnixAddress
 from atoll.client.transport import Opening, Response, SilenceError, Transport, Upload
 from atoll.client.waiting import pause
-from atoll.protocol.calls import encode_call
-from atoll.protocol.commands import Exec, ExecShell
+from atoll.protocol.calls import Answer, Call, encode_call, failure, misbehaved, out_of_place, result
+from atoll.protocol.commands import Turn, session_of
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
 from atoll.protocol.frames import (
     FRAMES,
@@ -29,10 +29,6 @@ from atoll.protocol.frames import (
     encode_frame,
     encode_header,
 )
-from atoll.protocol.messages import Call, decode_error
-from atoll.protocol.processes import ProcessCall, StreamProcessLog, WaitForExit, WaitForPort
-from atoll.protocol.sessions import ListSessions
-from atoll.protocol.terminals import CloseTerminal, CreateTerminal, ListTerminals, ResizeTerminal
 from atoll.protocol.versions import FIRST, PROTOCOL_VERSION, SINCE, version_needed
 
 MAX_ERROR = 2**20
@@ -117,12 +113,12 @@ class Server:
     async def call(
         self,
         sandbox_id: str,
-        call: Call,
+        call: Call[Answer],
         stdin: Input | None = None,
         *,
         headers: str = "",
         opening: Opening | None = None,
-    ) -> Frames:
+    ) -> Frames[Answer]:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         message = encode_call(call)
         if SINCE:
@@ -137,9 +133,10 @@ class Server:
             headers=headers,
             opening=opening,
         )
-        return await self.frames(response, self._patience_with(call))
+        patience = None if call.patience is None else call.patience + self.answer_grace
+        return await self.frames(call, response, patience)
 
-    async def begin_call(self, sandbox_id: str, call: Call, *, headers: str = "") -> CallInput:
+    async def begin_call(self, sandbox_id: str, call: Call[Answer], *, headers: str = "") -> CallInput[Answer]:
         """The same for a call whose input comes piece by piece."""
         target = f"{self._prefix}/v1/sandboxes/{sandbox_id}/call"
         message = encode_call(call)
@@ -147,27 +144,16 @@ class Server:
             await self._check_version(message)
         upload = await self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
         await upload.send(encode_frame(FrameKind.CALL, message))
-        return CallInput(self, upload)
+        return CallInput(self, call, upload)
 
-    async def frames(self, response: Response, patience: float | None = None) -> Frames:
+    async def frames(self, call: Call[Answer], response: Response, patience: float | None = None) -> Frames[Answer]:
         await self._raise_for_status(response, FRAMES)
-        return Frames(self, response, patience)
+        return Frames(self, call, response, patience)
 
     async def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
         response = await self.transport.request("GET", self._prefix + path, accept=accept, opening=opening)
         await self._raise_for_status(response, accept)
         return response
-
-    def _patience_with(self, call: Call) -> float | None:
-        """How long an agent is waited for that has this call, in seconds; None for all the time in the world."""
-        match call:
-            case Exec() | ExecShell() | StreamProcessLog() | WaitForPort() | WaitForExit():
-                return None if call.timeout is None else call.timeout + self.answer_grace
-            case (
-                ListSessions() | ProcessCall() | CreateTerminal() | ResizeTerminal() | CloseTerminal() | ListTerminals()
-            ):
-                return self.answer_grace
-        return None
 
     async def _request(
         self, method: str, path: str, body: object, headers: str, opening: Opening | None = None
@@ -270,11 +256,12 @@ class Server:
         return error(ErrorCode.INTERNAL_ERROR, what, remedy=remedy)
 
 
-class CallInput:
+class CallInput(Generic[Answer]):
     """What a call reads, sent piece by piece. Left before its end, the call is cancelled."""
 
-    def __init__(self, server: Server, upload: Upload) -> None:
+    def __init__(self, server: Server, call: Call[Answer], upload: Upload) -> None:
         self._server = server
+        self._call = call
         self._upload = upload
 
     async def send(self, data: Bytes) -> None:
@@ -283,17 +270,18 @@ class CallInput:
         for start in range(0, len(view), INPUT_CHUNK):
             piece = view[start : start + INPUT_CHUNK]
             if not await self._upload.send(encode_header(FrameKind.INPUT, len(piece)), piece):
-                await (await self._answer()).result()
+                await self._result()
                 raise misbehaved("it was done before it had everything")
             await pause(0)  # a server that takes everything at once must not keep us from everyone else
 
-    async def finish(self) -> Frames:
-        """The answer, after the end of the input."""
+    async def finish(self) -> Answer:
+        """What the call is answered with, after the end of its input."""
         await self._upload.send(encode_frame(FrameKind.INPUT))
-        return await self._answer()
+        return await self._result()
 
-    async def _answer(self) -> Frames:
-        return await self._server.frames(await self._upload.finish())
+    async def _result(self) -> Answer:
+        frames = await self._server.frames(self._call, await self._upload.finish())
+        return await frames.result()
 
     def close(self) -> None:
         self._upload.close()
@@ -302,18 +290,19 @@ class CallInput:
 ANSWERING = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA, FrameKind.EVENT, *QUEUEING)
 
 
-class Frames:
+class Frames(Generic[Answer]):
     """The frames of a call's answer, DONE last.
 
     The agent is waited for `patience` seconds in all, but for as long as it takes while others of the session come
     first. The server sees to it that there are such.
     """
 
-    def __init__(self, server: Server, response: Response, patience: float | None) -> None:
+    def __init__(self, server: Server, call: Call[Answer], response: Response, patience: float | None) -> None:
         self._server = server
+        self._call = call
         self._response = response
         self._patience = self._left = patience
-        self._is_queueing = False
+        self._turn = Turn(may_wait=session_of(call) is not None)
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
 
@@ -323,7 +312,7 @@ class Frames:
         Whoever is cancelled here has lost nothing, and may ask again.
         """
         while (frame := await self._next()).kind in QUEUEING:
-            self._is_queueing = frame.kind is FrameKind.WAITING
+            pass
         return frame
 
     async def _next(self) -> Frame:
@@ -337,13 +326,14 @@ class Frames:
             await self._response.finish()
         self._frames.popleft()  # not before: whoever is cancelled meanwhile and asks again must get it
         if frame.kind is FrameKind.FAILED:
-            raise from_body(self.decode(decode_error, frame))
+            raise failure(frame)
         if frame.kind is not FrameKind.DONE and frame.kind not in ANSWERING:
-            raise misbehaved(f"a {frame.kind.name} frame came")
+            raise out_of_place(frame)
+        self._turn.take(frame.kind)
         return frame
 
     async def _next_chunk(self) -> bytes:
-        if self._left is None or self._is_queueing:
+        if self._left is None or self._turn.is_waiting:
             return await self._response.next_chunk(None)
         began = time.monotonic()
         try:
@@ -360,21 +350,12 @@ class Frames:
             self._left -= waited
         return chunk
 
-    async def result(self) -> Frame:
-        """The DONE frame of a call that has no output."""
+    async def result(self) -> Answer:
+        """What the call is answered with, if it streams nothing."""
         try:
-            frame = await self.next()
-            if frame.kind is not FrameKind.DONE:
-                raise misbehaved(f"a {frame.kind.name} frame came")
-            return frame
+            return result(self._call, await self.next())
         finally:
             self.close()
-
-    def decode(self, decoder: Any, frame: Frame) -> Any:
-        try:
-            return decoder(frame.payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
-            raise misbehaved(f"its {frame.kind.name} frame makes no sense: {cause}") from cause
 
     def close(self) -> None:
         """Cancels what is under way, if anything is."""
@@ -385,11 +366,6 @@ class Frames:
             self._frames.extend(self._decoder.feed(chunk))
         except FrameError as cause:
             raise misbehaved(str(cause)) from cause
-
-
-def misbehaved(what: str) -> AtollError:
-    message = f"the sandbox's agent broke the protocol: {what}"
-    return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
 
 
 def check_api_key(key: object, name: str = "ATOLL_API_KEY") -> None:

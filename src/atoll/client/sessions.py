@@ -22,8 +22,6 @@ from atoll.protocol.sessions import (
     ListSessions,
     SessionInfo,
     SessionRequest,
-    Sessions,
-    decode_sessions,
 )
 
 
@@ -50,7 +48,7 @@ async def create_session(link: SandboxLink, id: str | None, env: Environment | N
     session_id = f"session-{secrets.token_hex(4)}" if id is None else parse_session_id(id)
     directory = check_directory(cwd) or DEFAULT_DIRECTORY
     asked = SessionRequest(id=session_id, cwd=directory, env=check_lasting_variables(env))
-    await link.ask("POST", SessionInfo, path="/sessions", body=asked)
+    await link.request("POST", SessionInfo, path="/sessions", body=asked)
     return AsyncSession(link, session_id)
 
 
@@ -67,9 +65,7 @@ async def get_session(link: SandboxLink, id: str) -> AsyncSession:
 
 
 async def list_sessions(link: SandboxLink) -> list[SessionInfo]:
-    frames = await link.call(ListSessions())
-    found: Sessions = frames.decode(decode_sessions, await frames.result())
-    return found.sessions
+    return (await link.ask(ListSessions())).sessions
 
 
 async def delete_session(link: SandboxLink, id: str) -> None:

@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from atoll.client.commands import Environment, Stdin, input_chunks
 from atoll.client.exclusive import Exclusive
 from atoll.client.link import SandboxLink
-from atoll.client.server import Frames, misbehaved
+from atoll.client.server import Frames
 from atoll.client.transport import Opening
 from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
-from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import Call
 from atoll.protocol.terminals import (
     DEFAULT_COLS,
     DEFAULT_ROWS,
@@ -25,14 +23,12 @@ from atoll.protocol.terminals import (
     ResizeTerminal,
     TerminalEvent,
     TerminalInfo,
-    TerminalList,
     TerminalLost,
+    ViewFold,
     WaitTerminal,
     WriteTerminal,
     check_size,
-    decode_terminal,
-    decode_terminal_event,
-    decode_terminals,
+    exit_code_of,
     to_words,
 )
 
@@ -60,7 +56,7 @@ class AsyncTerminals:
         call = CreateTerminal(
             cols=cols, rows=rows, shell=words, cwd=directory, env=variables, session_id=self._session_id
         )
-        return AsyncTerminal(self._link, await _ask(self._link, call))
+        return AsyncTerminal(self._link, await self._link.ask(call))
 
     async def list_terminals(self) -> list[TerminalInfo]:
         """All of the sandbox that run, and the latest of those that have ended."""
@@ -110,19 +106,19 @@ class AsyncTerminal:
         """Type something. Returns once it has been taken; a program that does not read makes it wait."""
         raw = _to_bytes(data)
         for start in range(0, len(raw), MAX_WRITE):
-            await _ask(self._link, WriteTerminal(terminal_id=self.id, data=raw[start : start + MAX_WRITE]))
+            await self._link.ask(WriteTerminal(terminal_id=self.id, data=raw[start : start + MAX_WRITE]))
 
     async def resize(self, cols: int, rows: int) -> None:
         check_size(cols, rows)
-        await _ask(self._link, ResizeTerminal(terminal_id=self.id, cols=cols, rows=rows))
+        await self._link.ask(ResizeTerminal(terminal_id=self.id, cols=cols, rows=rows))
 
     async def wait(self) -> int:
         """Wait for its program to end; the exit code, 128 + signal if it was killed."""
-        return _exit_code(await _ask(self._link, WaitTerminal(terminal_id=self.id)))
+        return exit_code_of(await self._link.ask(WaitTerminal(terminal_id=self.id)))
 
     async def close(self) -> int:
         """End its program and all it started, and wait for that; the exit code. Twice is fine."""
-        return _exit_code(await _ask(self._link, CloseTerminal(terminal_id=self.id)))
+        return exit_code_of(await self._link.ask(CloseTerminal(terminal_id=self.id)))
 
     def __repr__(self) -> str:
         return f"<AsyncTerminal {self.id!r} of sandbox {self._link.id!r}>"
@@ -138,22 +134,29 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
     def __init__(self, terminal: AsyncTerminal, link: SandboxLink, stdin: Stdin | None) -> None:
         super().__init__()
         self.terminal = terminal
-        self.exit_code: int | None = None
         self.bytes_lost = 0
         self._link = link
+        self._call = AttachTerminal(terminal_id=terminal.id)
+        self._fold = ViewFold(self._call)
         self._stdin = None if stdin is None else input_chunks(stdin)
         self._opening = Opening()
-        self._frames: Frames | None = None
+        self._frames: Frames[TerminalInfo] | None = None
         self._is_over = False
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._fold.exit_code
 
     async def read(self) -> bytes:
         """Some bytes as soon as there are some; none once the program has ended."""
         async with self._lock.turn():
             self._check_uninterrupted()
             while not self._is_over:
-                frame = await self._next_frame()
-                if frame and frame.kind is FrameKind.DATA:
-                    return frame.payload
+                seen = await self._next()
+                if isinstance(seen, bytes):
+                    return seen
+                if isinstance(seen, TerminalLost):
+                    self.bytes_lost += seen.bytes
         return b""
 
     async def write(self, data: str | bytes) -> None:
@@ -198,12 +201,13 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
         ended = "" if self.exit_code is None else f", exit_code={self.exit_code}"
         return f"<AsyncTerminalView of {self.terminal.id!r} of sandbox {self._link.id!r}{ended}>"
 
-    async def _next_frame(self) -> Frame | None:
+    async def _next(self) -> bytes | TerminalEvent | None:
+        """What is seen next; None if that is the end."""
         try:
-            frames = await self._open()
-            frame = await frames.next()
-            self._take(frames, frame)
-            return frame
+            seen = self._fold.take(await (await self._open()).next())
+            if seen is None:
+                self._is_over = True
+            return seen
         except AtollError:
             if self._is_over:  # closed by another task or thread
                 return None
@@ -216,34 +220,19 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
             await self.aclose()
             raise
 
-    async def _open(self) -> Frames:
+    async def _open(self) -> Frames[TerminalInfo]:
         if self._frames is None:
-            call = AttachTerminal(terminal_id=self.terminal.id)
             try:
-                self._frames = await self._link.call(call, self._stdin, opening=self._opening)
+                self._frames = await self._link.call(self._call, self._stdin, opening=self._opening)
             except CANCELLATIONS:
                 # It can be opened again, but some of its input may have been sent, and that only once.
                 self._was_interrupted = self._stdin is not None
                 raise
         return self._frames
 
-    def _take(self, frames: Frames, frame: Frame) -> None:
-        if frame.kind is FrameKind.DONE:
-            self._is_over = True
-            ended: TerminalInfo = frames.decode(decode_terminal, frame)
-            self.exit_code = _exit_code(ended)
-        elif frame.kind is FrameKind.EVENT:
-            event: TerminalEvent = frames.decode(decode_terminal_event, frame)
-            if isinstance(event, TerminalLost):
-                self.bytes_lost += event.bytes
-        elif frame.kind is not FrameKind.DATA:
-            raise misbehaved(f"a {frame.kind.name} frame came")
-
 
 async def list_terminals(link: SandboxLink) -> list[TerminalInfo]:
-    frames = await link.call(ListTerminals())
-    found: TerminalList = frames.decode(decode_terminals, await frames.result())
-    return found.terminals
+    return (await link.ask(ListTerminals())).terminals
 
 
 async def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
@@ -261,21 +250,9 @@ async def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
     )
 
 
-async def _ask(link: SandboxLink, call: Call) -> TerminalInfo:
-    frames = await link.call(call)
-    info: TerminalInfo = frames.decode(decode_terminal, await frames.result())
-    return info
-
-
 def _to_bytes(data: str | bytes) -> bytes:
     try:
         return data.encode() if isinstance(data, str) else bytes(memoryview(data))
     except (TypeError, UnicodeEncodeError) as cause:
         remedy = "Give text that can be UTF-8, or bytes."
         raise wrong_argument("data", data, "cannot be typed", remedy=remedy) from cause
-
-
-def _exit_code(ended: TerminalInfo) -> int:
-    if ended.exit_code is None:
-        raise misbehaved("a terminal that has ended has no exit code")
-    return ended.exit_code

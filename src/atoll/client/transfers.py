@@ -17,11 +17,11 @@ from atoll.client.local_files import (
     is_local_directory,
     is_special,
 )
-from atoll.client.open_files import begin_reading
-from atoll.client.server import Frames, misbehaved
+from atoll.client.server import Frames
 from atoll.client.waiting import run_blocking, settle
+from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, error
-from atoll.protocol.file_maps import FileMap
+from atoll.protocol.file_answers import PackFold, ReadFold
 from atoll.protocol.files import (
     FileDone,
     FileInfo,
@@ -31,13 +31,8 @@ from atoll.protocol.files import (
     StatFile,
     UnpackFiles,
     WriteFile,
-    decode_file_done,
-    decode_file_info,
-    decode_file_map,
     to_raw_path,
 )
-from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import Call
 from atoll.protocol.names import named
 from atoll.protocol.transfer_bounds import Bounds, Tally
 from atoll.values.files import LeftOutWarning
@@ -81,23 +76,20 @@ async def _upload_file(
 ) -> FileInfo:
     source = await run_blocking(LocalSource, local)
     call = WriteFile(path=remote, session_id=session_id, mode=source.mode, map=source.map)
-    frames = await _send_all(link, call, source, Progress(on_progress, source.size))
-    written: FileInfo = frames.decode(decode_file_info, await frames.result())
-    return written
+    return await _send_all(link, call, source, Progress(on_progress, source.size))
 
 
 async def _upload_directory(
     link: SandboxLink, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     call = UnpackFiles(path=remote, session_id=session_id)
-    frames = await _send_all(link, call, local, Progress(on_progress, None))
-    frames.decode(decode_file_done, await frames.result())
-    frames = await link.call(StatFile(path=remote, session_id=session_id))
-    made: FileInfo = frames.decode(decode_file_info, await frames.result())
-    return made
+    await _send_all(link, call, local, Progress(on_progress, None))
+    return await link.ask(StatFile(path=remote, session_id=session_id))
 
 
-async def _send_all(link: SandboxLink, call: Call, source: LocalSource | LocalTree, progress: Progress) -> Frames:
+async def _send_all(
+    link: SandboxLink, call: Call[Answer], source: LocalSource | LocalTree, progress: Progress
+) -> Answer:
     try:
         await progress.add(0)
         sink = await link.begin_call(call)
@@ -117,62 +109,70 @@ async def download(
     link: SandboxLink, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
 ) -> None:
     source, target = to_raw_path(remote), to_raw_path(local)
-    frames = await link.call(StatFile(path=source, session_id=session_id))
-    info: FileInfo = frames.decode(decode_file_info, await frames.result())
+    info = await link.ask(StatFile(path=source, session_id=session_id))
     is_directory = info.type is FileType.DIRECTORY
     if not is_directory and (target.endswith(b"/") or await run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
-    call: PackFiles | ReadFile
+    tally = Tally(bounds, source)  # once more: who holds the other end may have come to be anybody
     if is_directory:
-        call = PackFiles(path=source, session_id=session_id, bounds=bounds)
+        pack = PackFiles(path=source, session_id=session_id, bounds=bounds)
+        done = await _download_directory(link, pack, target, tally, on_progress)
     else:
         takes_holes = not await run_blocking(is_special, target)
-        call = ReadFile(path=source, session_id=session_id, holes=takes_holes, max_bytes=bounds.max_bytes)
-    frames = await link.call(call)
-    tally = Tally(bounds, source)  # once more: who holds the other end may have come to be anybody
-    sink: LocalTarget | LocalTreeTarget
-    try:
-        if is_directory:
-            size = None
-            sink = await run_blocking(LocalTreeTarget, target, tally)
-        else:
-            info = await begin_reading(frames)
-            size = info.size or None
-            sink = await run_blocking(LocalTarget, target, info.mode, tally)
-    except BaseException:
-        frames.close()
-        raise
-    done = await _take_all(frames, sink, Progress(on_progress, size))
+        read = ReadFile(path=source, session_id=session_id, holes=takes_holes, max_bytes=bounds.max_bytes)
+        done = await _download_file(link, read, target, tally, on_progress)
     _warn_of_what_is_left_out(source, done)
 
 
-async def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> FileDone:
+async def _download_directory(
+    link: SandboxLink, call: PackFiles, local: bytes, tally: Tally, on_progress: OnProgress | None
+) -> FileDone:
+    frames = await link.call(call)
+    try:
+        target = await run_blocking(LocalTreeTarget, local, tally)
+    except BaseException:
+        frames.close()
+        raise
+    return await _take_all(frames, PackFold(call), target, Progress(on_progress, None))
+
+
+async def _download_file(
+    link: SandboxLink, call: ReadFile, local: bytes, tally: Tally, on_progress: OnProgress | None
+) -> FileDone:
+    frames, fold = await link.call(call), ReadFold(call)
+    try:
+        while fold.info is None:
+            fold.take(await frames.next())
+        target = await run_blocking(LocalTarget, local, fold.info.mode, tally)
+    except BaseException:
+        frames.close()
+        raise
+    return await _take_all(frames, fold, target, Progress(on_progress, fold.info.size or None))
+
+
+async def _take_all(
+    frames: Frames[FileDone], fold: ReadFold | PackFold, target: LocalTarget | LocalTreeTarget, progress: Progress
+) -> FileDone:
     try:
         await progress.add(0)
         gathered: list[bytes] = []
         size = 0
-        frame = await frames.next()
-        if frame.kind is FrameKind.EVENT:
-            file_map: FileMap = frames.decode(decode_file_map, frame)
-            await run_blocking(target.take_map, file_map)
-            progress.total = file_map.count
-            frame = await frames.next()
-        while frame.kind is FrameKind.DATA:
-            if frame.payload:  # or nothing would grow, and be kept
-                gathered.append(frame.payload)
-                size += len(frame.payload)
+        while (data := fold.take(await frames.next())) is not None:
+            if data:
+                gathered.append(data)
+                size += len(data)
+            elif isinstance(fold, ReadFold) and fold.map:
+                await run_blocking(target.take_map, fold.map)
+                progress.total = fold.map.count
             if size >= GATHERED_BYTES:
                 await run_blocking(target.write, gathered)
                 await progress.add(size)
                 gathered, size = [], 0
-            frame = await frames.next()
-        if frame.kind is not FrameKind.DONE:
-            raise misbehaved(f"a {frame.kind.name} frame came")
         await run_blocking(target.write, gathered)
         await progress.add(size)
-        done: FileDone = frames.decode(decode_file_done, frame)
         await run_blocking(target.commit)
-        return done
+        assert fold.done, "what came to its end has said so"
+        return fold.done
     finally:
         frames.close()
         target.close()

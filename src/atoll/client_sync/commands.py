@@ -3,26 +3,24 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import os
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.network import NotYet
-from atoll.client_sync.server import Frames, misbehaved
+from atoll.client_sync.server import Frames
 from atoll.client_sync.waiting import CANCELLATIONS, is_readable, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
-from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
+from atoll.protocol.commands import CommandFold, CommandText, Exec, ExecDone, ExecShell
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode, error, shown
-from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.frames import Frame
 from atoll.protocol.sessions import DEFAULT_SESSION
 from atoll.values.commands import ExecEvent, ExecResult
 
@@ -69,22 +67,21 @@ class Commands:
         call = make_call(self._session_id, command, cwd, env, timeout, stdin is not None, allowed)
         started = datetime.now(UTC)
         frames = self._link.call(call, None if stdin is None else input_chunks(stdin))
-        output = Output(allowed)
+        fold = CommandFold(call)
         try:
-            while (frame := frames.next()).kind is not FrameKind.DONE:
-                text = output.take(frame)
-                if on_output and text:
-                    settle(on_output(output.name(frame), text))
-            for name, text in output.rest():
-                if on_output:
-                    settle(on_output(name, text))
+            if on_output is None:
+                while fold.take(frames.next()):
+                    pass
+            else:
+                _tell_all(frames, fold, on_output)
         finally:
             frames.close()
-        done: ExecDone = frames.decode(decode_exec_done, frame)
+        output = fold.output
+        done = output.done
         return ExecResult(
             exit_code=done.exit_code,
-            stdout_bytes=output.stdout.joined(),
-            stderr_bytes=output.stderr.joined(),
+            stdout_bytes=output.stdout,
+            stderr_bytes=output.stderr,
             command=command if isinstance(command, str) else list(command),
             duration=done.duration,
             timestamp=started,
@@ -128,8 +125,8 @@ class CommandStream(Feed[ExecEvent]):
         self._link = link
         self._call = call
         self._stdin = stdin
-        self._output = Output(call.max_output, keeps=False)
-        self._frames: Frames | None = None
+        self._fold, self._text = CommandFold(call, keeps=False), CommandText()
+        self._frames: Frames[ExecDone] | None = None
         self._failure: AtollError | None = None
         self._items.append(_event("start"))
 
@@ -154,71 +151,34 @@ class CommandStream(Feed[ExecEvent]):
             raise self._failure
         if self._frames is None:
             self._frames = self._link.call(self._call, self._stdin, opening=self._opening)
-        self._take(self._frames, self._frames.next())
+        self._take(self._frames.next())
 
     def _fail(self, failure: AtollError) -> None:
         """It is an event first, and raised when another is asked for."""
         if self._failure:
             super()._fail(failure)
         self._failure = failure
-        self._items.append(_event("error", data=failure.message, error=failure))
+        self._items.append(_event("error", error=failure))
         if self._frames:
             self._frames.close()
 
-    def _take(self, frames: Frames, frame: Frame) -> None:
-        if frame.kind is FrameKind.DONE:
-            done: ExecDone = frames.decode(decode_exec_done, frame)
+    def _take(self, frame: Frame) -> None:
+        if piece := self._fold.take(frame):
+            self._items.append(_event(piece.stream, data_bytes=piece.data, text_bytes=self._text.take(piece)))
+        elif done := self._fold.done:
             self._is_over = True
-            self._items.extend(_event(name, data=text) for name, text in self._output.rest())
+            self._items.extend(_event(rest.stream, text_bytes=rest.data) for rest in self._text.rest())
             self._items.append(_completion(done))
-        else:
-            text = self._output.take(frame)
-            self._items.append(_event(self._output.name(frame), data=text, data_bytes=frame.payload))
 
 
-@dataclass
-class OutputStream:
-    """Bytes of one stream, and the text they make; a character may be in two pieces."""
-
-    decoder: codecs.IncrementalDecoder
-    pieces: list[bytes]
-    left: int | None
-
-    def joined(self) -> bytes:
-        return b"".join(self.pieces)
-
-
-class Output:
-    """What a command writes. An agent that sends more than was allowed is not believed."""
-
-    def __init__(self, allowed: int | None, *, keeps: bool = True) -> None:
-        decoder = codecs.getincrementaldecoder("utf-8")
-        self.stdout = OutputStream(decoder(errors="replace"), [], allowed)
-        self.stderr = OutputStream(decoder(errors="replace"), [], allowed)
-        self._keeps = keeps
-
-    def name(self, frame: Frame) -> str:
-        return "stdout" if frame.kind is FrameKind.STDOUT else "stderr"
-
-    def take(self, frame: Frame) -> str:
-        """Keep what came, and return what can be read of it so far."""
-        if frame.kind not in (FrameKind.STDOUT, FrameKind.STDERR):
-            raise misbehaved(f"a {frame.kind.name} frame came")
-        if not frame.payload:  # it costs nothing to send, and would be kept all the same
-            raise misbehaved(f"a {frame.kind.name} frame came without a byte in it")
-        stream = self.stdout if frame.kind is FrameKind.STDOUT else self.stderr
-        if stream.left is not None:
-            stream.left -= len(frame.payload)
-            if stream.left < 0:
-                raise misbehaved("more output came than was allowed")
-        if self._keeps:
-            stream.pieces.append(frame.payload)
-        return stream.decoder.decode(frame.payload)
-
-    def rest(self) -> list[tuple[str, str]]:
-        """What is left of characters that never became whole."""
-        rest = (("stdout", self.stdout.decoder.decode(b"", True)), ("stderr", self.stderr.decoder.decode(b"", True)))
-        return [(name, text) for name, text in rest if text]
+def _tell_all(frames: Frames[ExecDone], fold: CommandFold, on_output: OnOutput) -> None:
+    """Text as it comes, to the end."""
+    text = CommandText()
+    while piece := fold.take(frames.next()):
+        if whole := text.take(piece):
+            settle(on_output(piece.stream, whole.decode(errors="replace")))
+    for piece in text.rest():
+        settle(on_output(piece.stream, piece.data.decode(errors="replace")))
 
 
 def make_call(

@@ -11,6 +11,7 @@ from atoll.client_sync.waiting import iterate, next_piece, run_blocking
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.content_types import Base64Decoder, check_encoding
 from atoll.protocol.errors import AtollError
+from atoll.protocol.files import FileInfo
 
 CHUNK = 1024 * 1024
 
@@ -36,7 +37,7 @@ class ContentSource:
         self._pieces = pieces
         self._decoder = decoder
 
-    def send_to(self, sink: CallInput) -> None:
+    def send_to(self, sink: CallInput[FileInfo]) -> None:
         while (piece := self._next()) is not None:
             sink.send(to_bytes(piece, self._decoder))
         if self._decoder:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterable
-from typing import Literal, TypeVar, overload
+from collections.abc import Iterable
+from typing import Literal, overload
 
 from atoll.client_sync import transfers
 from atoll.client_sync.file_content import Content, ContentSource, open_content
@@ -18,21 +18,19 @@ from atoll.client_sync.open_files import (
     FileStream,
     FileWriter,
     check_held,
-    commit,
 )
-from atoll.client_sync.server import misbehaved
 from atoll.client_sync.transfers import OnProgress
 from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument
 from atoll.protocol.content_types import check_encoding, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.file_answers import ListFold
 from atoll.protocol.files import (
     ChangeMode,
     CopyFile,
     DeleteDirectory,
     DeleteFile,
     FileInfo,
-    FileList,
     ListFiles,
     MakeDirectory,
     MoveFile,
@@ -41,14 +39,10 @@ from atoll.protocol.files import (
     WatchFiles,
     WriteFile,
     check_mode,
-    decode_file_done,
-    decode_file_info,
-    decode_file_list,
     to_raw_path,
 )
-from atoll.protocol.frames import MAX_PAYLOAD, FrameKind
+from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.protocol.limits import parse_bounds
-from atoll.protocol.messages import Call
 from atoll.protocol.names import named
 from atoll.values.files import FileContent
 
@@ -56,7 +50,6 @@ MAX_READ = 256 * 2**20  # by read_file without a length: it keeps everything in 
 MAX_LISTED = 1_000_000
 ABSENT = (ErrorCode.FILE_NOT_FOUND, ErrorCode.NOT_DIRECTORY, ErrorCode.TOO_MANY_LINKS)
 
-T = TypeVar("T")
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Patterns = str | Iterable[str]
 
@@ -101,14 +94,14 @@ class Files:
 
     def _write(self, call: WriteFile, source: ContentSource | bytes) -> FileInfo:
         if isinstance(source, bytes) and len(source) <= MAX_PAYLOAD:
-            return self._ask(call, decode_file_info, source)
+            return self._link.ask(call, source)
         sink = self._link.begin_call(call)
         try:
             if isinstance(source, bytes):
                 sink.send(source)
             else:
                 source.send_to(sink)
-            return commit(sink)
+            return sink.finish()
         finally:
             sink.close()
 
@@ -196,17 +189,17 @@ class Files:
             recursive=check_flag(recursive, "recursive"),
             mode=check_mode(mode),
         )
-        return self._ask(call, decode_file_info)
+        return self._link.ask(call)
 
     def delete_file(self, path: Path) -> None:
         """Delete anything but a directory; a link itself, not what it points to."""
-        self._ask(DeleteFile(path=to_raw_path(path), session_id=self._session_id), decode_file_done)
+        self._link.ask(DeleteFile(path=to_raw_path(path), session_id=self._session_id))
 
     def delete_dir(self, path: Path, recursive: bool = True) -> None:
         """Delete a directory with all that is in it, or, if not `recursive`, an empty one. No link is followed."""
         deep = check_flag(recursive, "recursive")
         call = DeleteDirectory(path=to_raw_path(path), session_id=self._session_id, recursive=deep)
-        self._ask(call, decode_file_done)
+        self._link.ask(call)
 
     def rm(self, path: Path, recursive: bool = False) -> None:
         """Delete a file, and with `recursive` also a directory with all that is in it."""
@@ -221,18 +214,18 @@ class Files:
     def rename_file(self, old_path: Path, new_path: Path) -> FileInfo:
         """Give a file or directory another name, at which a file may be replaced."""
         call = MoveFile(source=to_raw_path(old_path), target=to_raw_path(new_path), session_id=self._session_id)
-        return self._ask(call, decode_file_info)
+        return self._link.ask(call)
 
     def move_file(self, source_path: Path, destination_path: Path) -> FileInfo:
         """The same as mv: a destination that is a directory takes it in. Also from one file system to another."""
         source, target = to_raw_path(source_path), to_raw_path(destination_path)
         call = MoveFile(source=source, target=target, session_id=self._session_id, into_directory=True)
-        return self._ask(call, decode_file_info)
+        return self._link.ask(call)
 
     def copy_file(self, source_path: Path, destination_path: Path) -> FileInfo:
         """Copy a file within the sandbox. The copy appears as a whole, with the mode of the original."""
         source, target = to_raw_path(source_path), to_raw_path(destination_path)
-        return self._ask(CopyFile(source=source, target=target, session_id=self._session_id), decode_file_info)
+        return self._link.ask(CopyFile(source=source, target=target, session_id=self._session_id))
 
     def list_files(self, path: Path, recursive: bool = False, include_hidden: bool = False) -> list[FileInfo]:
         """What is in a directory, sorted by name, and with `recursive` in all below it. Links are not followed.
@@ -245,14 +238,11 @@ class Files:
             recursive=check_flag(recursive, "recursive"),
             include_hidden=check_flag(include_hidden, "include_hidden"),
         )
-        frames = self._link.call(call)
+        fold, frames = ListFold(call), self._link.call(call)
         found: list[FileInfo] = []
         try:
-            while (frame := frames.next()).kind is not FrameKind.DONE:
-                if frame.kind is not FrameKind.EVENT:
-                    raise misbehaved(f"a {frame.kind.name} frame came")
-                listed: FileList = frames.decode(decode_file_list, frame)
-                found += listed.files
+            while (some := fold.take(frames.next())) is not None:
+                found += some
                 if len(found) > MAX_LISTED:
                     raise _too_many(call.path)
         finally:
@@ -277,12 +267,12 @@ class Files:
         """What there is: type, size, mode, owner, time of the last change."""
         follow = check_flag(follow_symlinks, "follow_symlinks")
         call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow)
-        return self._ask(call, decode_file_info)
+        return self._link.ask(call)
 
     def chmod(self, path: Path, mode: int) -> FileInfo:
         """Change the permissions, such as 0o755."""
         call = ChangeMode(path=to_raw_path(path), session_id=self._session_id, mode=check_mode(mode))
-        return self._ask(call, decode_file_info)
+        return self._link.ask(call)
 
     def watch(
         self,
@@ -340,11 +330,6 @@ class Files:
         check_callback(on_progress, "on_progress")
         bounds = parse_bounds(max_bytes, max_entries, max_depth)
         transfers.download(self._link, self._session_id, remote, local, bounds, on_progress)
-
-    def _ask(self, call: Call, decoder: Callable[[bytes], T], content: bytes | None = None) -> T:
-        frames = self._link.call(call, content)
-        answer: T = frames.decode(decoder, frames.result())
-        return answer
 
 
 def to_content(name: str, data: bytes, encoding: str | None) -> FileContent[str] | FileContent[bytes]:

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from atoll.client_sync.server import CallInput, Frames, Input, Server
 from atoll.client_sync.transport import Opening, Response
+from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, NotFoundError, error
-from atoll.protocol.messages import Call
 from atoll.protocol.sandboxes import MUST_EXIST, SandboxInfo, SandboxOptions
 
 T = TypeVar("T")
@@ -32,8 +32,12 @@ class SandboxLink:
         self._has_ended = False
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
-    def call(self, call: Call, stdin: Input | None = None, *, opening: Opening | None = None) -> Frames:
-        def work() -> Frames:
+    def ask(self, call: Call[Answer], content: bytes | None = None) -> Answer:
+        """What a call is answered with that streams nothing. `content` fits one frame."""
+        return (self.call(call, content)).result()
+
+    def call(self, call: Call[Answer], stdin: Input | None = None, *, opening: Opening | None = None) -> Frames[Answer]:
+        def work() -> Frames[Answer]:
             return self.server.call(self.id, call, stdin, headers=self._headers, opening=opening)
 
         if stdin is None or isinstance(stdin, bytes):
@@ -41,11 +45,11 @@ class SandboxLink:
         self._send_options(opening)
         return work()
 
-    def begin_call(self, call: Call) -> CallInput:
+    def begin_call(self, call: Call[Answer]) -> CallInput[Answer]:
         self._send_options()
         return self.server.begin_call(self.id, call, headers=self._headers)
 
-    def ask(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
+    def request(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
         return self._do(lambda: self.server.ask(method, self._path + path, answer, body, headers=self._headers))
 
     def tell(self, method: str, path: str) -> None:

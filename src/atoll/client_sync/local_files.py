@@ -16,7 +16,7 @@ from atoll.archives.holes import MapWriter, map_of, read_by
 from atoll.archives.packing import Packer
 from atoll.archives.removal import remove_tree
 from atoll.archives.unpacking import ON_HOST, Unpacker
-from atoll.client_sync.server import misbehaved
+from atoll.protocol.calls import misbehaved
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.file_maps import FileMap, flaw_in
 from atoll.protocol.files import FileDone

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from atoll.client_sync.exclusive import Exclusive
 from atoll.client_sync.link import SandboxLink
-from atoll.client_sync.server import Bytes, CallInput, Frames, misbehaved
+from atoll.client_sync.server import Bytes, CallInput, Frames
 from atoll.client_sync.transport import Opening
 from atoll.client_sync.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.files import FileInfo, ReadFile, StatFile, WriteFile, decode_file_info
-from atoll.protocol.frames import FrameKind
+from atoll.protocol.file_answers import ReadFold
+from atoll.protocol.files import FileDone, FileInfo, ReadFile, StatFile, WriteFile
 from atoll.protocol.names import named
 
 UNSENT_BYTES = 256 * 1024  # small writes are gathered up to here
@@ -30,13 +30,16 @@ class FileStream(Exclusive, Iterator[bytes]):
 
     def __init__(self, link: SandboxLink, call: ReadFile) -> None:
         super().__init__()
-        self.info: FileInfo | None = None
         self._link = link
         self._call = call
-        self._left = call.length
+        self._fold = ReadFold(call)
         self._opening = Opening()
-        self._frames: Frames | None = None
+        self._frames: Frames[FileDone] | None = None
         self._is_over = False
+
+    @property
+    def info(self) -> FileInfo | None:
+        return self._fold.info
 
     def begin(self) -> FileInfo:
         """What it is that is read. Fails if it cannot be."""
@@ -61,9 +64,9 @@ class FileStream(Exclusive, Iterator[bytes]):
     def _begin(self) -> FileInfo:
         if self._frames is None:
             self._frames = self._link.call(self._call, opening=self._opening)
-        if self.info is None:
-            self.info = begin_reading(self._frames)
-        return self.info
+        while self._fold.info is None:
+            self._fold.take(self._frames.next())
+        return self._fold.info
 
     def _closed(self) -> AtollError:
         return error(
@@ -87,8 +90,7 @@ class FileStream(Exclusive, Iterator[bytes]):
         try:
             self._begin()
             assert self._frames
-            frame = self._frames.next()
-            self._check(frame.kind, len(frame.payload))
+            data = self._fold.take(self._frames.next())
         except AtollError:
             if self._is_over:  # closed by another task or thread
                 raise StopIteration from None
@@ -100,20 +102,10 @@ class FileStream(Exclusive, Iterator[bytes]):
             self._was_interrupted = True
             self.close()
             raise
-        if frame.kind is FrameKind.DONE:
+        if data is None:
             self.close()
             raise StopIteration
-        return frame.payload
-
-    def _check(self, kind: FrameKind, size: int) -> None:
-        if kind is FrameKind.DONE:
-            return
-        if kind is not FrameKind.DATA:
-            raise misbehaved(f"a {kind.name} frame came")
-        if self._left is not None:
-            self._left -= size
-            if self._left < 0:
-                raise misbehaved("more of a file came than was asked for")
+        return data
 
     def __enter__(self) -> FileStream:
         self.begin()
@@ -324,9 +316,7 @@ class FileReader(Exclusive, Iterator[bytes]):
         return data
 
     def _size(self) -> int:
-        frames = self._link.call(StatFile(path=self._path, session_id=self._session_id))
-        found: FileInfo = frames.decode(decode_file_info, frames.result())
-        return found.size
+        return (self._link.ask(StatFile(path=self._path, session_id=self._session_id))).size
 
     def _drop_stream(self) -> None:
         self._ahead = bytearray()  # another one: a thread may be reading from this
@@ -353,7 +343,7 @@ class FileWriter(Exclusive):
         self.mode = "xb" if call.exclusive else "wb"
         self._link = link
         self._call = call
-        self._input: CallInput | None = None
+        self._input: CallInput[FileInfo] | None = None
         self._unsent = bytearray()
         self._position = 0
 
@@ -411,7 +401,7 @@ class FileWriter(Exclusive):
                 return
             try:
                 self._flush()
-                self.info = commit(self._begin())
+                self.info = (self._begin()).finish()
             finally:
                 self.abort()
 
@@ -436,7 +426,7 @@ class FileWriter(Exclusive):
     def __repr__(self) -> str:
         return f"<FileWriter of {self.name!r}>"
 
-    def _begin(self) -> CallInput:
+    def _begin(self) -> CallInput[FileInfo]:
         if self._input is None:
             self._input = self._link.begin_call(self._call)
             if self.closed:  # by another task or thread
@@ -453,22 +443,6 @@ class FileWriter(Exclusive):
             if was_aborted and isinstance(problem, AtollError):
                 raise closed(self._call.path) from problem
             raise
-
-
-def begin_reading(frames: Frames) -> FileInfo:
-    """What it is that is read: the first thing that is said."""
-    frame = frames.next()
-    if frame.kind is not FrameKind.EVENT:
-        raise misbehaved(f"a {frame.kind.name} frame came first")
-    found: FileInfo = frames.decode(decode_file_info, frame)
-    return found
-
-
-def commit(sink: CallInput) -> FileInfo:
-    """The end of what is written, and what has become of it."""
-    frames = sink.finish()
-    written: FileInfo = frames.decode(decode_file_info, frames.result())
-    return written
 
 
 def check_held(what: str, info: FileInfo, size: int, most: int) -> None:

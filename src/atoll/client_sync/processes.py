@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from atoll.client_sync.commands import Environment
 from atoll.client_sync.feeds import Feed
 from atoll.client_sync.link import SandboxLink
-from atoll.client_sync.server import Frames, misbehaved
+from atoll.client_sync.server import Frames
 from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import Call
+from atoll.protocol.frames import Frame
+from atoll.protocol.process_log import Dropped, Exited, LogEvent, LogEvents, LogFold, WholeLog, Written
 from atoll.protocol.processes import (
     OK_STATUS,
     READY_BYTES,
@@ -28,11 +26,8 @@ from atoll.protocol.processes import (
     KillAllProcesses,
     KillProcess,
     ListProcesses,
-    LogPart,
     PortMode,
-    ProcessCount,
     ProcessInfo,
-    ProcessList,
     ProcessStatus,
     RestartPolicy,
     StartProcess,
@@ -40,10 +35,6 @@ from atoll.protocol.processes import (
     WaitForExit,
     WaitForPort,
     check_wait,
-    decode_log_part,
-    decode_process,
-    decode_process_count,
-    decode_processes,
     exited_early,
     last_lines,
     not_ready,
@@ -52,8 +43,6 @@ from atoll.protocol.processes import (
     parse_signal,
 )
 from atoll.values.processes import LogMatch, LogSearch, ProcessEvent, ProcessLogs
-
-MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
 
 StatusGiven = int | Sequence[int]
 
@@ -90,24 +79,24 @@ class Processes:
             timeout=_seconds(timeout),
             restart=parse_restart(restart),
         )
-        started: ProcessInfo = _ask(self._link, call, decode_process)
+        started = self._link.ask(call)
         return Process(self._link, msgspec.structs.replace(started, command=call.command))
 
     spawn = start_process
 
     def list_processes(self) -> list[Process]:
         """All of the sandbox in the order of their start: those that run, and the latest of those that are over."""
-        found: ProcessList = _ask(self._link, ListProcesses(), decode_processes)
+        found = self._link.ask(ListProcesses())
         return [Process(self._link, info) for info in found.processes]
 
     def get_process(self, id: str) -> Process:
         """The process with this id. PROCESS_NOT_FOUND if there is none."""
-        return Process(self._link, _get(self._link, parse_process_id(id)))
+        return Process(self._link, self._link.ask(GetProcess(process_id=parse_process_id(id))))
 
     def is_process_running(self, id: str) -> bool:
         """Also while it waits to be started again. False for one that nobody knows."""
         try:
-            info = _get(self._link, parse_process_id(id))
+            info = self._link.ask(GetProcess(process_id=parse_process_id(id)))
         except AtollError as problem:
             if problem.code is ErrorCode.PROCESS_NOT_FOUND:
                 return False
@@ -119,17 +108,16 @@ class Processes:
 
         SIGTERM is followed by SIGKILL after five seconds. With these two it returns when the process has ended.
         """
-        return Process(self._link, _kill(self._link, parse_process_id(id), signal))
+        call = KillProcess(process_id=parse_process_id(id), signal=parse_signal(signal))
+        return Process(self._link, self._link.ask(call))
 
     def kill_all_processes(self) -> int:
         """End all that run, as `kill_process` does; how many there were."""
-        killed: ProcessCount = _ask(self._link, KillAllProcesses(), decode_process_count)
-        return killed.count
+        return (self._link.ask(KillAllProcesses())).count
 
     def cleanup_completed_processes(self) -> int:
         """Forget those that are over, with their logs; how many there were."""
-        forgotten: ProcessCount = _ask(self._link, CleanUpProcesses(), decode_process_count)
-        return forgotten.count
+        return (self._link.ask(CleanUpProcesses())).count
 
     def get_process_logs(self, id: str) -> ProcessLogs:
         """What is kept of its output: the latest megabytes."""
@@ -215,11 +203,12 @@ class Process:
 
     def refresh(self) -> Process:
         """The process as it is now."""
-        return Process(self._link, _get(self._link, self.id))
+        return Process(self._link, self._link.ask(GetProcess(process_id=self.id)))
 
     def kill(self, signal: str | int = "SIGTERM") -> Process:
         """As `kill_process`."""
-        return Process(self._link, _kill(self._link, self.id, signal))
+        call = KillProcess(process_id=self.id, signal=parse_signal(signal))
+        return Process(self._link, self._link.ask(call))
 
     def logs(self) -> ProcessLogs:
         """As `get_process_logs`."""
@@ -282,12 +271,12 @@ class Process:
             max_status=highest,
             timeout=_seconds(timeout),
         )
-        return Process(self._link, _ask(self._link, check_wait(call), decode_process))
+        return Process(self._link, self._link.ask(check_wait(call)))
 
     def wait_for_exit(self, *, timeout: float | str | None = None) -> Process:
         """The process once it is over, for good if it is one that restarts. PROCESS_EXIT_TIMEOUT if the time is up."""
         call = WaitForExit(process_id=self.id, timeout=_seconds(timeout))
-        return Process(self._link, _ask(self._link, call, decode_process))
+        return Process(self._link, self._link.ask(call))
 
     def __repr__(self) -> str:
         code = "" if self.exit_code is None else f", exit_code={self.exit_code}"
@@ -301,8 +290,8 @@ class ProcessStream(Feed[ProcessEvent]):
         super().__init__()
         self._link = link
         self._call = call
-        self._frames: Frames | None = None
-        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+        self._frames: Frames[ProcessInfo] | None = None
+        self._fold, self._events = LogFold(call), LogEvents()
         self.process: ProcessInfo | None = None  # as it is at the end of the stream
 
     def __repr__(self) -> str:
@@ -311,95 +300,40 @@ class ProcessStream(Feed[ProcessEvent]):
     def _receive(self) -> None:
         if self._frames is None:
             self._frames = self._link.call(self._call, opening=self._opening)
-        self._take(self._frames, self._frames.next())
+        self._take(self._frames.next())
 
-    def _take(self, frames: Frames, frame: Frame) -> None:
-        if frame.kind is FrameKind.DONE:
-            self.process = frames.decode(decode_process, frame)
+    def _take(self, frame: Frame) -> None:
+        if part := self._fold.take(frame):
+            self._items.extend(map(_to_event, self._events.of(part)))
+        else:
+            self.process = self._fold.process
             self._is_over = True
-            frames.close()
-            return
-        part = _log_part(frames, frame)
-        if part.dropped:
-            self._decoders.clear()
-            beginning = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
-            dropped = ProcessEvent(type="dropped", number=beginning, timestamp=datetime.now(UTC), dropped=part.dropped)
-            self._items.append(dropped)
-        for entry in part.entries:
-            when = _moment(entry.time)
-            text = self._decoder(entry.stream.value).decode(entry.data)
-            self._items.append(
-                ProcessEvent(
-                    type=entry.stream.value, number=entry.number, timestamp=when, data=text, data_bytes=entry.data
-                )
+
+
+def _to_event(event: LogEvent) -> ProcessEvent:
+    match event:
+        case Dropped(number, missing):
+            return ProcessEvent(type="dropped", number=number, timestamp=datetime.now(UTC), dropped=missing)
+        case Exited(number, process):
+            when = process.end_time or datetime.now(UTC)
+            return ProcessEvent(
+                type="exit", number=number, timestamp=when, exit_code=process.exit_code, status=process.status
             )
-        if part.ended:
-            self._items.append(_exit_event(part.number, part.ended))
-
-    def _decoder(self, stream: str) -> codecs.IncrementalDecoder:
-        if stream not in self._decoders:
-            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return self._decoders[stream]
-
-
-def _exit_event(number: int, ended: ProcessInfo) -> ProcessEvent:
-    return ProcessEvent(
-        type="exit",
-        number=number,
-        timestamp=ended.end_time or datetime.now(UTC),
-        exit_code=ended.exit_code,
-        status=ended.status,
-    )
-
-
-def _moment(seconds: float) -> datetime:
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError) as cause:
-        raise misbehaved(f"{seconds} is no time of an entry") from cause
-
-
-def _ask(link: SandboxLink, call: Call, decoder: Any) -> Any:
-    frames = link.call(call)
-    return frames.decode(decoder, frames.result())
-
-
-def _get(link: SandboxLink, process_id: str) -> ProcessInfo:
-    info: ProcessInfo = _ask(link, GetProcess(process_id=process_id), decode_process)
-    return info
-
-
-def _kill(link: SandboxLink, process_id: str, signal: str | int) -> ProcessInfo:
-    call = KillProcess(process_id=process_id, signal=parse_signal(signal))
-    info: ProcessInfo = _ask(link, call, decode_process)
-    return info
+        case Written(number, stream, time, data, text):
+            when = datetime.fromtimestamp(time, UTC)
+            return ProcessEvent(type=stream.value, number=number, timestamp=when, data_bytes=data, text_bytes=text)
 
 
 def _read_logs(link: SandboxLink, process_id: str) -> ProcessLogs:
-    output = {"stdout": bytearray(), "stderr": bytearray()}  # in one piece: many small ones would cost many times more
-    number = dropped = 0
-    frames = link.call(StreamProcessLog(process_id=process_id, follow=False))
+    call = StreamProcessLog(process_id=process_id, follow=False)
+    fold, log = LogFold(call), WholeLog()
+    frames = link.call(call)
     try:
-        while (frame := frames.next()).kind is not FrameKind.DONE:
-            part = _log_part(frames, frame)
-            number, dropped = part.number, dropped + part.dropped
-            for entry in part.entries:
-                output[entry.stream.value] += entry.data
-            if sum(map(len, output.values())) > MAX_LOG:
-                raise misbehaved("a log came that is larger than any it keeps")
+        while part := fold.take(frames.next()):
+            log.add(part)
     finally:
         frames.close()
-    stdout, stderr = map(bytes, output.values())
-    return ProcessLogs(stdout_bytes=stdout, stderr_bytes=stderr, number=number, dropped=dropped)
-
-
-def _log_part(frames: Frames, frame: Frame) -> LogPart:
-    if frame.kind is not FrameKind.EVENT:
-        raise misbehaved(f"a {frame.kind.name} frame came")
-    part: LogPart = frames.decode(decode_log_part, frame)
-    if not all(entry.data for entry in part.entries):  # they cost nothing to send, and would be kept all the same
-        raise misbehaved("an entry of a log came without a byte in it")
-    return part
+    return ProcessLogs(stdout_bytes=log.stdout, stderr_bytes=log.stderr, number=log.number, dropped=log.dropped)
 
 
 def _stream(link: SandboxLink, process_id: str, follow: bool, since: int | None) -> ProcessStream:

@@ -177,7 +177,7 @@ class Sandbox(Commands, Files, Processes, Terminals):
 
         Asking makes no sandbox, unless options were given: SANDBOX_NOT_FOUND says that there is none.
         """
-        return self._link.ask("GET", SandboxInfo)
+        return self._link.request("GET", SandboxInfo)
 
     def destroy(self) -> None:
         """Everything of it is gone: processes, files, sessions. Twice is fine."""
@@ -189,11 +189,11 @@ class Sandbox(Commands, Files, Processes, Terminals):
         A name is one that a shell can have: letters, digits and underscores, no digit first.
         """
         check_environment(env)
-        self._link.ask("PATCH", SandboxInfo, path="/env", body=check_lasting_variables(env))
+        self._link.request("PATCH", SandboxInfo, path="/env", body=check_lasting_variables(env))
 
     def set_labels(self, labels: Mapping[str, str]) -> None:
         """Its labels from now on, instead of those it had."""
-        self._link.ask("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
+        self._link.request("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
 
     def sleep(self, stop: bool = False) -> None:
         """Let it stand still, memory kept, until the next operation; or with `stop` end all that runs in it.
@@ -202,11 +202,11 @@ class Sandbox(Commands, Files, Processes, Terminals):
         and falls asleep after the last; with `stop` these end at once, and are AGENT_LOST. One that was stopped keeps
         its files, and starts again without its processes.
         """
-        self._link.ask("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
+        self._link.request("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
 
     def wake(self) -> None:
         """Wake it, start it, or make it. Every operation does that by itself; this one does nothing else."""
-        self._link.ask("POST", SandboxInfo, path="/wake")
+        self._link.request("POST", SandboxInfo, path="/wake")
 
     def set_sleep_after(self, sleep_after: float | str) -> None:
         """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
@@ -222,11 +222,11 @@ class Sandbox(Commands, Files, Processes, Terminals):
         self._change(UpkeepChanges(stop_after=seconds))
 
     def _change(self, changes: UpkeepChanges) -> None:
-        self._link.ask("PATCH", SandboxInfo, body=changes)
+        self._link.request("PATCH", SandboxInfo, body=changes)
 
     def events(self, since: int | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
-        found = self._link.ask("GET", EventList, path=f"/events?since={_checked_number(since)}")
+        found = self._link.request("GET", EventList, path=f"/events?since={_checked_number(since)}")
         return found.events
 
     def follow_events(self, since: int | None = None) -> EventStream:

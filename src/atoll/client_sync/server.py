@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,8 +17,8 @@ from atoll.client_sync.local_server import LocalServer
 from atoll.client_sync.network import Address, NotYet, TcpAddress, UnixAddress
 from atoll.client_sync.transport import Opening, Response, SilenceError, Transport, Upload
 from atoll.client_sync.waiting import pause
-from atoll.protocol.calls import encode_call
-from atoll.protocol.commands import Exec, ExecShell
+from atoll.protocol.calls import Answer, Call, encode_call, failure, misbehaved, out_of_place, result
+from atoll.protocol.commands import Turn, session_of
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
 from atoll.protocol.frames import (
     FRAMES,
@@ -30,10 +30,6 @@ from atoll.protocol.frames import (
     encode_frame,
     encode_header,
 )
-from atoll.protocol.messages import Call, decode_error
-from atoll.protocol.processes import ProcessCall, StreamProcessLog, WaitForExit, WaitForPort
-from atoll.protocol.sessions import ListSessions
-from atoll.protocol.terminals import CloseTerminal, CreateTerminal, ListTerminals, ResizeTerminal
 from atoll.protocol.versions import FIRST, PROTOCOL_VERSION, SINCE, version_needed
 
 MAX_ERROR = 2**20
@@ -118,12 +114,12 @@ class Server:
     def call(
         self,
         sandbox_id: str,
-        call: Call,
+        call: Call[Answer],
         stdin: Input | None = None,
         *,
         headers: str = "",
         opening: Opening | None = None,
-    ) -> Frames:
+    ) -> Frames[Answer]:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         message = encode_call(call)
         if SINCE:
@@ -138,9 +134,10 @@ class Server:
             headers=headers,
             opening=opening,
         )
-        return self.frames(response, self._patience_with(call))
+        patience = None if call.patience is None else call.patience + self.answer_grace
+        return self.frames(call, response, patience)
 
-    def begin_call(self, sandbox_id: str, call: Call, *, headers: str = "") -> CallInput:
+    def begin_call(self, sandbox_id: str, call: Call[Answer], *, headers: str = "") -> CallInput[Answer]:
         """The same for a call whose input comes piece by piece."""
         target = f"{self._prefix}/v1/sandboxes/{sandbox_id}/call"
         message = encode_call(call)
@@ -148,27 +145,16 @@ class Server:
             self._check_version(message)
         upload = self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
         upload.send(encode_frame(FrameKind.CALL, message))
-        return CallInput(self, upload)
+        return CallInput(self, call, upload)
 
-    def frames(self, response: Response, patience: float | None = None) -> Frames:
+    def frames(self, call: Call[Answer], response: Response, patience: float | None = None) -> Frames[Answer]:
         self._raise_for_status(response, FRAMES)
-        return Frames(self, response, patience)
+        return Frames(self, call, response, patience)
 
     def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
         response = self.transport.request("GET", self._prefix + path, accept=accept, opening=opening)
         self._raise_for_status(response, accept)
         return response
-
-    def _patience_with(self, call: Call) -> float | None:
-        """How long an agent is waited for that has this call, in seconds; None for all the time in the world."""
-        match call:
-            case Exec() | ExecShell() | StreamProcessLog() | WaitForPort() | WaitForExit():
-                return None if call.timeout is None else call.timeout + self.answer_grace
-            case (
-                ListSessions() | ProcessCall() | CreateTerminal() | ResizeTerminal() | CloseTerminal() | ListTerminals()
-            ):
-                return self.answer_grace
-        return None
 
     def _request(self, method: str, path: str, body: object, headers: str, opening: Opening | None = None) -> Response:
         content = b"" if body is None else _encode_json(body)
@@ -267,11 +253,12 @@ class Server:
         return error(ErrorCode.INTERNAL_ERROR, what, remedy=remedy)
 
 
-class CallInput:
+class CallInput(Generic[Answer]):
     """What a call reads, sent piece by piece. Left before its end, the call is cancelled."""
 
-    def __init__(self, server: Server, upload: Upload) -> None:
+    def __init__(self, server: Server, call: Call[Answer], upload: Upload) -> None:
         self._server = server
+        self._call = call
         self._upload = upload
 
     def send(self, data: Bytes) -> None:
@@ -280,17 +267,18 @@ class CallInput:
         for start in range(0, len(view), INPUT_CHUNK):
             piece = view[start : start + INPUT_CHUNK]
             if not self._upload.send(encode_header(FrameKind.INPUT, len(piece)), piece):
-                (self._answer()).result()
+                self._result()
                 raise misbehaved("it was done before it had everything")
             pause(0)  # a server that takes everything at once must not keep us from everyone else
 
-    def finish(self) -> Frames:
-        """The answer, after the end of the input."""
+    def finish(self) -> Answer:
+        """What the call is answered with, after the end of its input."""
         self._upload.send(encode_frame(FrameKind.INPUT))
-        return self._answer()
+        return self._result()
 
-    def _answer(self) -> Frames:
-        return self._server.frames(self._upload.finish())
+    def _result(self) -> Answer:
+        frames = self._server.frames(self._call, self._upload.finish())
+        return frames.result()
 
     def close(self) -> None:
         self._upload.close()
@@ -299,18 +287,19 @@ class CallInput:
 ANSWERING = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA, FrameKind.EVENT, *QUEUEING)
 
 
-class Frames:
+class Frames(Generic[Answer]):
     """The frames of a call's answer, DONE last.
 
     The agent is waited for `patience` seconds in all, but for as long as it takes while others of the session come
     first. The server sees to it that there are such.
     """
 
-    def __init__(self, server: Server, response: Response, patience: float | None) -> None:
+    def __init__(self, server: Server, call: Call[Answer], response: Response, patience: float | None) -> None:
         self._server = server
+        self._call = call
         self._response = response
         self._patience = self._left = patience
-        self._is_queueing = False
+        self._turn = Turn(may_wait=session_of(call) is not None)
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
 
@@ -320,7 +309,7 @@ class Frames:
         Whoever is cancelled here has lost nothing, and may ask again.
         """
         while (frame := self._next()).kind in QUEUEING:
-            self._is_queueing = frame.kind is FrameKind.WAITING
+            pass
         return frame
 
     def _next(self) -> Frame:
@@ -334,13 +323,14 @@ class Frames:
             self._response.finish()
         self._frames.popleft()  # not before: whoever is cancelled meanwhile and asks again must get it
         if frame.kind is FrameKind.FAILED:
-            raise from_body(self.decode(decode_error, frame))
+            raise failure(frame)
         if frame.kind is not FrameKind.DONE and frame.kind not in ANSWERING:
-            raise misbehaved(f"a {frame.kind.name} frame came")
+            raise out_of_place(frame)
+        self._turn.take(frame.kind)
         return frame
 
     def _next_chunk(self) -> bytes:
-        if self._left is None or self._is_queueing:
+        if self._left is None or self._turn.is_waiting:
             return self._response.next_chunk(None)
         began = time.monotonic()
         try:
@@ -357,21 +347,12 @@ class Frames:
             self._left -= waited
         return chunk
 
-    def result(self) -> Frame:
-        """The DONE frame of a call that has no output."""
+    def result(self) -> Answer:
+        """What the call is answered with, if it streams nothing."""
         try:
-            frame = self.next()
-            if frame.kind is not FrameKind.DONE:
-                raise misbehaved(f"a {frame.kind.name} frame came")
-            return frame
+            return result(self._call, self.next())
         finally:
             self.close()
-
-    def decode(self, decoder: Any, frame: Frame) -> Any:
-        try:
-            return decoder(frame.payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
-            raise misbehaved(f"its {frame.kind.name} frame makes no sense: {cause}") from cause
 
     def close(self) -> None:
         """Cancels what is under way, if anything is."""
@@ -382,11 +363,6 @@ class Frames:
             self._frames.extend(self._decoder.feed(chunk))
         except FrameError as cause:
             raise misbehaved(str(cause)) from cause
-
-
-def misbehaved(what: str) -> AtollError:
-    message = f"the sandbox's agent broke the protocol: {what}"
-    return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
 
 
 def check_api_key(key: object, name: str = "ATOLL_API_KEY") -> None:

@@ -23,8 +23,6 @@ from atoll.protocol.sessions import (
     ListSessions,
     SessionInfo,
     SessionRequest,
-    Sessions,
-    decode_sessions,
 )
 
 
@@ -51,7 +49,7 @@ def create_session(link: SandboxLink, id: str | None, env: Environment | None, c
     session_id = f"session-{secrets.token_hex(4)}" if id is None else parse_session_id(id)
     directory = check_directory(cwd) or DEFAULT_DIRECTORY
     asked = SessionRequest(id=session_id, cwd=directory, env=check_lasting_variables(env))
-    link.ask("POST", SessionInfo, path="/sessions", body=asked)
+    link.request("POST", SessionInfo, path="/sessions", body=asked)
     return Session(link, session_id)
 
 
@@ -68,9 +66,7 @@ def get_session(link: SandboxLink, id: str) -> Session:
 
 
 def list_sessions(link: SandboxLink) -> list[SessionInfo]:
-    frames = link.call(ListSessions())
-    found: Sessions = frames.decode(decode_sessions, frames.result())
-    return found.sessions
+    return (link.ask(ListSessions())).sessions
 
 
 def delete_session(link: SandboxLink, id: str) -> None:

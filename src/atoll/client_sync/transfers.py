@@ -18,11 +18,11 @@ from atoll.client_sync.local_files import (
     is_local_directory,
     is_special,
 )
-from atoll.client_sync.open_files import begin_reading
-from atoll.client_sync.server import Frames, misbehaved
+from atoll.client_sync.server import Frames
 from atoll.client_sync.waiting import run_blocking, settle
+from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, error
-from atoll.protocol.file_maps import FileMap
+from atoll.protocol.file_answers import PackFold, ReadFold
 from atoll.protocol.files import (
     FileDone,
     FileInfo,
@@ -32,13 +32,8 @@ from atoll.protocol.files import (
     StatFile,
     UnpackFiles,
     WriteFile,
-    decode_file_done,
-    decode_file_info,
-    decode_file_map,
     to_raw_path,
 )
-from atoll.protocol.frames import FrameKind
-from atoll.protocol.messages import Call
 from atoll.protocol.names import named
 from atoll.protocol.transfer_bounds import Bounds, Tally
 from atoll.values.files import LeftOutWarning
@@ -80,23 +75,18 @@ def _upload_file(
 ) -> FileInfo:
     source = run_blocking(LocalSource, local)
     call = WriteFile(path=remote, session_id=session_id, mode=source.mode, map=source.map)
-    frames = _send_all(link, call, source, Progress(on_progress, source.size))
-    written: FileInfo = frames.decode(decode_file_info, frames.result())
-    return written
+    return _send_all(link, call, source, Progress(on_progress, source.size))
 
 
 def _upload_directory(
     link: SandboxLink, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     call = UnpackFiles(path=remote, session_id=session_id)
-    frames = _send_all(link, call, local, Progress(on_progress, None))
-    frames.decode(decode_file_done, frames.result())
-    frames = link.call(StatFile(path=remote, session_id=session_id))
-    made: FileInfo = frames.decode(decode_file_info, frames.result())
-    return made
+    _send_all(link, call, local, Progress(on_progress, None))
+    return link.ask(StatFile(path=remote, session_id=session_id))
 
 
-def _send_all(link: SandboxLink, call: Call, source: LocalSource | LocalTree, progress: Progress) -> Frames:
+def _send_all(link: SandboxLink, call: Call[Answer], source: LocalSource | LocalTree, progress: Progress) -> Answer:
     try:
         progress.add(0)
         sink = link.begin_call(call)
@@ -116,62 +106,70 @@ def download(
     link: SandboxLink, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
 ) -> None:
     source, target = to_raw_path(remote), to_raw_path(local)
-    frames = link.call(StatFile(path=source, session_id=session_id))
-    info: FileInfo = frames.decode(decode_file_info, frames.result())
+    info = link.ask(StatFile(path=source, session_id=session_id))
     is_directory = info.type is FileType.DIRECTORY
     if not is_directory and (target.endswith(b"/") or run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
-    call: PackFiles | ReadFile
+    tally = Tally(bounds, source)  # once more: who holds the other end may have come to be anybody
     if is_directory:
-        call = PackFiles(path=source, session_id=session_id, bounds=bounds)
+        pack = PackFiles(path=source, session_id=session_id, bounds=bounds)
+        done = _download_directory(link, pack, target, tally, on_progress)
     else:
         takes_holes = not run_blocking(is_special, target)
-        call = ReadFile(path=source, session_id=session_id, holes=takes_holes, max_bytes=bounds.max_bytes)
-    frames = link.call(call)
-    tally = Tally(bounds, source)  # once more: who holds the other end may have come to be anybody
-    sink: LocalTarget | LocalTreeTarget
-    try:
-        if is_directory:
-            size = None
-            sink = run_blocking(LocalTreeTarget, target, tally)
-        else:
-            info = begin_reading(frames)
-            size = info.size or None
-            sink = run_blocking(LocalTarget, target, info.mode, tally)
-    except BaseException:
-        frames.close()
-        raise
-    done = _take_all(frames, sink, Progress(on_progress, size))
+        read = ReadFile(path=source, session_id=session_id, holes=takes_holes, max_bytes=bounds.max_bytes)
+        done = _download_file(link, read, target, tally, on_progress)
     _warn_of_what_is_left_out(source, done)
 
 
-def _take_all(frames: Frames, target: LocalTarget | LocalTreeTarget, progress: Progress) -> FileDone:
+def _download_directory(
+    link: SandboxLink, call: PackFiles, local: bytes, tally: Tally, on_progress: OnProgress | None
+) -> FileDone:
+    frames = link.call(call)
+    try:
+        target = run_blocking(LocalTreeTarget, local, tally)
+    except BaseException:
+        frames.close()
+        raise
+    return _take_all(frames, PackFold(call), target, Progress(on_progress, None))
+
+
+def _download_file(
+    link: SandboxLink, call: ReadFile, local: bytes, tally: Tally, on_progress: OnProgress | None
+) -> FileDone:
+    frames, fold = link.call(call), ReadFold(call)
+    try:
+        while fold.info is None:
+            fold.take(frames.next())
+        target = run_blocking(LocalTarget, local, fold.info.mode, tally)
+    except BaseException:
+        frames.close()
+        raise
+    return _take_all(frames, fold, target, Progress(on_progress, fold.info.size or None))
+
+
+def _take_all(
+    frames: Frames[FileDone], fold: ReadFold | PackFold, target: LocalTarget | LocalTreeTarget, progress: Progress
+) -> FileDone:
     try:
         progress.add(0)
         gathered: list[bytes] = []
         size = 0
-        frame = frames.next()
-        if frame.kind is FrameKind.EVENT:
-            file_map: FileMap = frames.decode(decode_file_map, frame)
-            run_blocking(target.take_map, file_map)
-            progress.total = file_map.count
-            frame = frames.next()
-        while frame.kind is FrameKind.DATA:
-            if frame.payload:  # or nothing would grow, and be kept
-                gathered.append(frame.payload)
-                size += len(frame.payload)
+        while (data := fold.take(frames.next())) is not None:
+            if data:
+                gathered.append(data)
+                size += len(data)
+            elif isinstance(fold, ReadFold) and fold.map:
+                run_blocking(target.take_map, fold.map)
+                progress.total = fold.map.count
             if size >= GATHERED_BYTES:
                 run_blocking(target.write, gathered)
                 progress.add(size)
                 gathered, size = [], 0
-            frame = frames.next()
-        if frame.kind is not FrameKind.DONE:
-            raise misbehaved(f"a {frame.kind.name} frame came")
         run_blocking(target.write, gathered)
         progress.add(size)
-        done: FileDone = frames.decode(decode_file_done, frame)
         run_blocking(target.commit)
-        return done
+        assert fold.done, "what came to its end has said so"
+        return fold.done
     finally:
         frames.close()
         target.close()

@@ -6,14 +6,14 @@ from functools import partial
 from pathlib import Path
 
 from atoll.images.host import check_layout, system_name
-from atoll.telemetry.findings import Answer, Area, Check, ok, warning
+from atoll.telemetry.findings import Area, Check, Outcome, ok, warning
 
 
 def checks() -> list[Check]:
     return [Check(Area.IMAGE, "host image", partial(check_host, Path("/")))]
 
 
-def check_host(host: Path) -> Answer:
+def check_host(host: Path) -> Outcome:
     check_layout(host)
     system = system_name(host)
     if not (host / "var/lib/dpkg/status").exists():

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.protocol.calls import Call
 from atoll.protocol.said import Count
-
-
-class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping", forbid_unknown_fields=True, omit_defaults=True):
-    """Ask whether the agent answers, and which it is."""
 
 
 class Pong(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,4 +13,5 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
     commands_running: Count
 
 
-decode_pong = msgspec.msgpack.Decoder(Pong).decode
+class Ping(Call[Pong], frozen=True, kw_only=True, tag="ping"):
+    """Ask whether the agent answers, and which it is."""

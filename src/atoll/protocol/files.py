@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 
 from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.calls import Answer, Call
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import ErrorCode, error, shown
 from atoll.protocol.file_maps import FileMap
@@ -72,149 +73,6 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return f"FileInfo({self.path!r}, {self.type.value}, size={self.size}, mode={self.mode:#o})"
 
 
-class FileCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What all calls about files have: relative paths count from this session's directory."""
-
-    session_id: str | None = None
-
-
-class ReadFile(FileCall, frozen=True, kw_only=True, tag="read_file"):
-    """EVENT FileInfo; DATA with the bytes from `offset` on, `length` at most; DONE FileDone.
-
-    What has no size of its own, such as a file in /proc, is read to its end; a FIFO, a socket or a terminal is
-    NOT_A_FILE. With `holes` a file that has some is told by a second EVENT, FileMap, and DATA are only the bytes in its
-    places; it is for whole files. More bytes than `max_bytes` are DOWNLOAD_TOO_LARGE, before any of them.
-    """
-
-    path: bytes
-    offset: int = 0
-    length: int | None = None
-    holes: bool = False
-    max_bytes: int | None = None
-
-
-class WriteFile(FileCall, frozen=True, kw_only=True, tag="write_file"):
-    """INPUT with the bytes, an empty one at the end; DONE FileInfo. Until then nobody sees any of it.
-
-    Directories on the way are made. What was there keeps its mode and owner unless `mode` is given; a symbolic link is
-    followed. With `sync` the answer waits for the disk. With `exclusive` what exists already is FILE_EXISTS. With a
-    `map` the bytes are those in its places, and all else is holes.
-    """
-
-    path: bytes
-    mode: int | None = None
-    sync: bool = False
-    exclusive: bool = False
-    map: FileMap | None = None
-
-
-class ListFiles(FileCall, frozen=True, kw_only=True, tag="list_files"):
-    """EVENT FileList, as many as it takes, sorted by name within each directory; DONE FileDone with their number.
-
-    Links are listed, not followed. What vanishes meanwhile is left out.
-    """
-
-    path: bytes
-    recursive: bool = False
-    include_hidden: bool = False
-
-
-class StatFile(FileCall, frozen=True, kw_only=True, tag="stat_file"):
-    """DONE FileInfo, of what a link points to unless `follow` is False."""
-
-    path: bytes
-    follow: bool = True
-
-
-class MakeDirectory(FileCall, frozen=True, kw_only=True, tag="make_directory"):
-    """DONE FileInfo. With `recursive` parents are made, and one that exists is fine."""
-
-    path: bytes
-    recursive: bool = False
-    mode: int = 0o755
-
-
-class DeleteFile(FileCall, frozen=True, kw_only=True, tag="delete_file"):
-    """DONE FileDone. Anything but a directory; a link itself, not what it points to."""
-
-    path: bytes
-
-
-class DeleteDirectory(FileCall, frozen=True, kw_only=True, tag="delete_directory"):
-    """DONE FileDone with the number of entries removed. Without `recursive` it must be empty. No link is followed."""
-
-    path: bytes
-    recursive: bool = True
-
-
-class MoveFile(FileCall, frozen=True, kw_only=True, tag="move_file"):
-    """DONE FileInfo of where it is now. `into_directory`: a target that is a directory takes it in, as mv does.
-
-    Also across file systems. A file that is in the way is replaced.
-    """
-
-    source: bytes
-    target: bytes
-    into_directory: bool = False
-
-
-class CopyFile(FileCall, frozen=True, kw_only=True, tag="copy_file"):
-    """DONE FileInfo of the copy, which appears as a whole, keeps mode and holes, and replaces a file in the way."""
-
-    source: bytes
-    target: bytes
-
-
-class ChangeMode(FileCall, frozen=True, kw_only=True, tag="change_mode"):
-    """DONE FileInfo."""
-
-    path: bytes
-    mode: int
-
-
-class PackFiles(FileCall, frozen=True, kw_only=True, tag="pack_files"):
-    """DATA with a tar archive; DONE FileDone with the number of entries.
-
-    A directory's entries are named from within it ("." is the directory itself); a file is one entry with its own name.
-    Sockets, FIFOs and devices are left out, and counted. Files with holes are as GNU tar packs them (PAX, sparse 1.0).
-    What goes beyond the bounds is DOWNLOAD_TOO_LARGE, before it is sent.
-    """
-
-    path: bytes
-    bounds: Bounds = Bounds()
-
-
-class UnpackFiles(FileCall, frozen=True, kw_only=True, tag="unpack_files"):
-    """INPUT with a tar archive as PackFiles makes it, then an empty one; DONE FileDone with the number of entries.
-
-    `path` is the directory they go into; it is made if need be. An archive that could write anywhere else is
-    UNSAFE_ARCHIVE, and what came before the unsafe entry stays.
-    """
-
-    path: bytes
-
-
-class WatchFiles(FileCall, frozen=True, kw_only=True, tag="watch_files"):
-    """EVENT FileChanges, the first of them empty as soon as watching has begun, until cancelled.
-
-    If the directory itself is deleted or moved, that is the last change, and DONE FileDone with their number follows.
-
-    `include` and `exclude` are shell patterns, matched against the path from the watched directory and the name.
-    """
-
-    path: bytes
-    recursive: bool = True
-    include: list[bytes] = []
-    exclude: list[bytes] = []
-
-
-Call = (
-    (ReadFile | WriteFile | ListFiles | StatFile | MakeDirectory | DeleteFile | DeleteDirectory)
-    | (MoveFile | CopyFile | ChangeMode)
-    | (PackFiles | UnpackFiles | WatchFiles)
-)
-
-
 class FileList(msgspec.Struct, frozen=True, kw_only=True):
     files: Annotated[list[FileInfo], msgspec.Meta(min_length=1, max_length=MAX_TOGETHER)]
 
@@ -227,7 +85,144 @@ class FileDone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_out_names: Annotated[list[bytes], msgspec.Meta(max_length=MAX_TOGETHER)] = []
 
 
-Result = FileInfo | FileDone
+class FileCall(Call[Answer], frozen=True, kw_only=True):
+    """A call about files: relative paths count from this session's directory. A disk may take its time."""
+
+    session_id: str | None = None
+
+    @property
+    def patience(self) -> float | None:
+        return None
+
+
+class PathCall(FileCall[Answer], frozen=True, kw_only=True):
+    """About one path."""
+
+    path: bytes
+
+
+class ReadFile(PathCall[FileDone], frozen=True, kw_only=True, tag="read_file"):
+    """EVENT FileInfo; DATA with the bytes from `offset` on, `length` at most.
+
+    What has no size of its own, such as a file in /proc, is read to its end; a FIFO, a socket or a terminal is
+    NOT_A_FILE. With `holes` a file that has some is told by a second EVENT, FileMap, and DATA are only the bytes in its
+    places; it is for whole files. More bytes than `max_bytes` are DOWNLOAD_TOO_LARGE, before any of them.
+    """
+
+    offset: int = 0
+    length: int | None = None
+    holes: bool = False
+    max_bytes: int | None = None
+
+
+class WriteFile(PathCall[FileInfo], frozen=True, kw_only=True, tag="write_file"):
+    """INPUT with the bytes, an empty one at the end. Until it is answered nobody sees any of it.
+
+    Directories on the way are made. What was there keeps its mode and owner unless `mode` is given; a symbolic link is
+    followed. With `sync` the answer waits for the disk. With `exclusive` what exists already is FILE_EXISTS. With a
+    `map` the bytes are those in its places, and all else is holes.
+    """
+
+    mode: int | None = None
+    sync: bool = False
+    exclusive: bool = False
+    map: FileMap | None = None
+
+
+class ListFiles(PathCall[FileDone], frozen=True, kw_only=True, tag="list_files"):
+    """EVENT FileList, as many as it takes, sorted by name within each directory; answered with their number.
+
+    Links are listed, not followed. What vanishes meanwhile is left out.
+    """
+
+    recursive: bool = False
+    include_hidden: bool = False
+
+
+class StatFile(PathCall[FileInfo], frozen=True, kw_only=True, tag="stat_file"):
+    """Of what a link points to unless `follow` is False."""
+
+    follow: bool = True
+
+
+class MakeDirectory(PathCall[FileInfo], frozen=True, kw_only=True, tag="make_directory"):
+    """With `recursive` parents are made, and one that exists is fine."""
+
+    recursive: bool = False
+    mode: int = 0o755
+
+
+class DeleteFile(PathCall[FileDone], frozen=True, kw_only=True, tag="delete_file"):
+    """Anything but a directory; a link itself, not what it points to."""
+
+
+class DeleteDirectory(PathCall[FileDone], frozen=True, kw_only=True, tag="delete_directory"):
+    """Answered with the number of entries removed. Without `recursive` it must be empty. No link is followed."""
+
+    recursive: bool = True
+
+
+class MoveFile(FileCall[FileInfo], frozen=True, kw_only=True, tag="move_file"):
+    """Answered with where it is now. `into_directory`: a target that is a directory takes it in, as mv does.
+
+    Also across file systems. A file that is in the way is replaced.
+    """
+
+    source: bytes
+    target: bytes
+    into_directory: bool = False
+
+
+class CopyFile(FileCall[FileInfo], frozen=True, kw_only=True, tag="copy_file"):
+    """Answered with the copy, which appears as a whole, keeps mode and holes, and replaces a file in the way."""
+
+    source: bytes
+    target: bytes
+
+
+class ChangeMode(PathCall[FileInfo], frozen=True, kw_only=True, tag="change_mode"):
+    """Permissions only."""
+
+    mode: int
+
+
+class PackFiles(PathCall[FileDone], frozen=True, kw_only=True, tag="pack_files"):
+    """DATA with a tar archive; answered with the number of entries.
+
+    A directory's entries are named from within it ("." is the directory itself); a file is one entry with its own name.
+    Sockets, FIFOs and devices are left out, and counted. Files with holes are as GNU tar packs them (PAX, sparse 1.0).
+    What goes beyond the bounds is DOWNLOAD_TOO_LARGE, before it is sent.
+    """
+
+    bounds: Bounds = Bounds()
+
+
+class UnpackFiles(PathCall[FileDone], frozen=True, kw_only=True, tag="unpack_files"):
+    """INPUT with a tar archive as PackFiles makes it, then an empty one; answered with the number of entries.
+
+    `path` is the directory they go into; it is made if need be. An archive that could write anywhere else is
+    UNSAFE_ARCHIVE, and what came before the unsafe entry stays.
+    """
+
+
+class WatchFiles(PathCall[FileDone], frozen=True, kw_only=True, tag="watch_files"):
+    """EVENT FileChanges, the first of them empty as soon as watching has begun, until cancelled.
+
+    If the directory itself is deleted or moved, that is the last change, and the answer is their number.
+
+    `include` and `exclude` are shell patterns, matched against the path from the watched directory and the name.
+    """
+
+    recursive: bool = True
+    include: list[bytes] = []
+    exclude: list[bytes] = []
+
+
+AnyCall = (
+    (ReadFile | WriteFile | ListFiles | StatFile | MakeDirectory | DeleteFile | DeleteDirectory)
+    | (MoveFile | CopyFile | ChangeMode)
+    | (PackFiles | UnpackFiles | WatchFiles)
+)
 
 
 class ChangeType(Enum):
@@ -293,18 +288,3 @@ def check_mode(mode: object) -> int:
     if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= MAX_MODE:
         raise wrong_argument("mode", mode, "is not a file's mode", remedy="Give a number such as 0o644.")
     return mode
-
-
-_file_call: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
-_file_info = msgspec.msgpack.Decoder(FileInfo)
-_file_list = msgspec.msgpack.Decoder(FileList)
-_file_done = msgspec.msgpack.Decoder(FileDone)
-_file_changes = msgspec.msgpack.Decoder(FileChanges)
-_file_map = msgspec.msgpack.Decoder(FileMap)
-
-decode_file_call = _file_call.decode
-decode_file_info = _file_info.decode
-decode_file_list = _file_list.decode
-decode_file_done = _file_done.decode
-decode_file_changes = _file_changes.decode
-decode_file_map = _file_map.decode

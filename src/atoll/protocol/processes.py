@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from atoll.protocol.arguments import MAX_NUMBER, wrong_argument
+from atoll.protocol.calls import Call
 from atoll.protocol.durations import Moment, in_words
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error, shown
 from atoll.protocol.ids import SaidId
@@ -75,12 +76,22 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     error: Text | None = None
 
 
-class ProcessCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What all calls about processes have in common: nothing unknown is taken."""
+class ProcessList(msgspec.Struct, frozen=True, kw_only=True):
+    processes: Annotated[list[ProcessInfo], msgspec.Meta(max_length=MAX_LISTED)]
 
 
-class StartProcess(ProcessCall, frozen=True, kw_only=True, tag="start_process"):
-    """DONE ProcessInfo. It belongs to nobody: it lives on when its caller, its session or the server is gone.
+class ProcessCount(msgspec.Struct, frozen=True, kw_only=True):
+    count: Count
+
+
+class ProcessCall(Call[ProcessInfo], frozen=True, kw_only=True):
+    """A call about one process."""
+
+    process_id: str
+
+
+class StartProcess(Call[ProcessInfo], frozen=True, kw_only=True, tag="start_process"):
+    """It belongs to nobody: it lives on when its caller, its session or the server is gone.
 
     `command` is a line for a shell of its own, or words that no shell touches. It starts in the session's directory,
     with the sandbox's variables and those the session was created with. `timeout` counts from the first start.
@@ -95,55 +106,54 @@ class StartProcess(ProcessCall, frozen=True, kw_only=True, tag="start_process"):
     restart: RestartPolicy | None = None
 
 
-class ListProcesses(ProcessCall, frozen=True, kw_only=True, tag="list_processes"):
-    """DONE ProcessList, in the order of their start."""
+class ListProcesses(Call[ProcessList], frozen=True, kw_only=True, tag="list_processes"):
+    """All there are, in the order of their start."""
 
 
 class GetProcess(ProcessCall, frozen=True, kw_only=True, tag="get_process"):
-    """DONE ProcessInfo."""
-
-    process_id: str
+    """How it is now."""
 
 
 class KillProcess(ProcessCall, frozen=True, kw_only=True, tag="kill_process"):
-    """Send a signal to the whole tree; DONE ProcessInfo.
+    """Send a signal to the whole tree.
 
     SIGTERM is followed by SIGKILL after a grace period; SIGTERM and SIGKILL are answered when the process has ended.
     They, SIGINT and SIGQUIT end it for good, also if it would be started again otherwise.
     """
 
-    process_id: str
     signal: int = int(signal.SIGTERM)
 
 
-class KillAllProcesses(ProcessCall, frozen=True, kw_only=True, tag="kill_all_processes"):
-    """SIGTERM to all that run, and so on; DONE ProcessCount when they have ended."""
+class KillAllProcesses(Call[ProcessCount], frozen=True, kw_only=True, tag="kill_all_processes"):
+    """SIGTERM to all that run, and so on; answered when they have ended."""
 
 
-class CleanUpProcesses(ProcessCall, frozen=True, kw_only=True, tag="clean_up_processes"):
-    """Forget those that are over, with their logs; DONE ProcessCount."""
+class CleanUpProcesses(Call[ProcessCount], frozen=True, kw_only=True, tag="clean_up_processes"):
+    """Forget those that are over, with their logs."""
 
 
 class StreamProcessLog(ProcessCall, frozen=True, kw_only=True, tag="stream_process_log"):
-    """EVENT LogPart, as many as it takes; DONE ProcessInfo.
+    """EVENT LogPart, as many as it takes.
 
     First what is kept of the log after `since`. With `follow` then what comes, until the process is over and nobody is
     left who could write, or for `timeout` seconds. A reader who is slow misses what is no longer kept, and is told.
     """
 
-    process_id: str
     since: int = 0
     follow: bool = True
     timeout: float | None = None
 
+    @property
+    def patience(self) -> float | None:
+        return self.timeout
+
 
 class WaitForPort(ProcessCall, frozen=True, kw_only=True, tag="wait_for_port"):
-    """DONE ProcessInfo once something inside takes connections on `port`, and for HTTP answers with such a status.
+    """Answered once something inside takes connections on `port`, and for HTTP answers with such a status.
 
     PROCESS_READY_TIMEOUT after `timeout` seconds; PROCESS_EXITED_BEFORE_READY if the process and all it started ended.
     """
 
-    process_id: str
     port: int
     mode: PortMode = PortMode.HTTP
     path: str = "/"
@@ -151,15 +161,22 @@ class WaitForPort(ProcessCall, frozen=True, kw_only=True, tag="wait_for_port"):
     max_status: int = OK_STATUS[1]
     timeout: float | None = None
 
+    @property
+    def patience(self) -> float | None:
+        return self.timeout
+
 
 class WaitForExit(ProcessCall, frozen=True, kw_only=True, tag="wait_for_exit"):
-    """DONE ProcessInfo once the process is over; PROCESS_EXIT_TIMEOUT after `timeout` seconds."""
+    """Answered once the process is over; PROCESS_EXIT_TIMEOUT after `timeout` seconds."""
 
-    process_id: str
     timeout: float | None = None
 
+    @property
+    def patience(self) -> float | None:
+        return self.timeout
 
-Call = (
+
+AnyCall = (
     StartProcess
     | ListProcesses
     | GetProcess
@@ -170,14 +187,6 @@ Call = (
     | WaitForPort
     | WaitForExit
 )
-
-
-class ProcessList(msgspec.Struct, frozen=True, kw_only=True):
-    processes: Annotated[list[ProcessInfo], msgspec.Meta(max_length=MAX_LISTED)]
-
-
-class ProcessCount(msgspec.Struct, frozen=True, kw_only=True):
-    count: Count
 
 
 class OutputStream(StrEnum):
@@ -208,9 +217,6 @@ class LogPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dropped: Count = 0
     entries: Annotated[list[LogEntry], msgspec.Meta(max_length=MAX_ENTRIES)] = []
     ended: ProcessInfo | None = None
-
-
-Result = ProcessInfo | ProcessList | ProcessCount
 
 
 def parse_process_id(text: object) -> str:
@@ -334,20 +340,3 @@ def exited_early(process: ProcessInfo, condition: str, log: str) -> AtollError:
 
 def _as_ending(log: str) -> str:
     return f"; its log ends:\n{log}" if log else "; its log is empty"
-
-
-_process = msgspec.msgpack.Decoder(ProcessInfo)
-_processes = msgspec.msgpack.Decoder(ProcessList)
-_count = msgspec.msgpack.Decoder(ProcessCount)
-_log_part = msgspec.msgpack.Decoder(LogPart)
-
-decode_process = _process.decode
-decode_processes = _processes.decode
-decode_process_count = _count.decode
-
-
-def decode_log_part(message: bytes) -> LogPart:
-    part = _log_part.decode(message)
-    if not (part.entries or part.dropped or part.ended):  # which would be read for ever
-        raise msgspec.ValidationError("a part of a log has nothing in it")
-    return part

@@ -1,4 +1,4 @@
-"""Terminals: what a host asks of an agent, and what both say about them.
+"""Terminals: what a host asks of an agent, what both say about them, and what a viewer makes of the frames.
 
 A terminal is a program with a pty. It lives until its program ends or it is closed, whoever looks at it: viewers come
 and go. What it shows is bytes, counted from its beginning; the last REPLAY_BYTES of them are kept for a new viewer.
@@ -6,13 +6,15 @@ and go. What it shows is bytes, counted from its beginning; the last REPLAY_BYTE
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 
 from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.calls import Call, event, misbehaved, result
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import ErrorCode
+from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.ids import SaidId
 from atoll.protocol.said import Count, ExitCode, Pid
 
@@ -37,16 +39,18 @@ class TerminalInfo(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: ExitCode | None = None
 
 
-class TerminalCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class TerminalList(msgspec.Struct, frozen=True, kw_only=True):
+    terminals: Annotated[list[TerminalInfo], msgspec.Meta(max_length=MAX_LISTED)]
+
+
+class TerminalCall(Call[TerminalInfo], frozen=True, kw_only=True):
     """A call about one terminal."""
 
     terminal_id: str
 
 
-class CreateTerminal(
-    msgspec.Struct, frozen=True, kw_only=True, tag="create_terminal", forbid_unknown_fields=True, omit_defaults=True
-):
-    """DONE TerminalInfo, once its program runs.
+class CreateTerminal(Call[TerminalInfo], frozen=True, kw_only=True, tag="create_terminal"):
+    """Answered once its program runs.
 
     Without `shell` that is bash, or sh where there is none. `cwd` counts from the directory of the session, or from
     /workspace. `env` is added to the sandbox's variables; None takes one away.
@@ -61,45 +65,52 @@ class CreateTerminal(
 
 
 class AttachTerminal(TerminalCall, frozen=True, kw_only=True, tag="attach_terminal"):
-    """DATA with the last of what it showed, EVENT TerminalReady, then DATA as it comes; DONE TerminalInfo at its end.
+    """DATA with the last of what it showed, EVENT TerminalReady, then DATA as it comes; answered at its end.
 
     INPUT goes to the program. Between DATA there may be EVENT TerminalLost and TerminalResized.
     """
 
+    @property
+    def patience(self) -> float | None:
+        return None
+
 
 class WriteTerminal(TerminalCall, frozen=True, kw_only=True, tag="write_terminal"):
-    """Input for its program, MAX_WRITE bytes at most. DONE TerminalInfo once there is room for it."""
+    """Input for its program, MAX_WRITE bytes at most. Answered once there is room for it."""
 
     data: bytes
 
+    @property
+    def patience(self) -> float | None:
+        return None
+
 
 class ResizeTerminal(TerminalCall, frozen=True, kw_only=True, tag="resize_terminal"):
-    """DONE TerminalInfo. Its program gets SIGWINCH."""
+    """Its program gets SIGWINCH."""
 
     cols: int
     rows: int
 
 
 class WaitTerminal(TerminalCall, frozen=True, kw_only=True, tag="wait_terminal"):
-    """DONE TerminalInfo once its program has ended."""
+    """Answered once its program has ended."""
+
+    @property
+    def patience(self) -> float | None:
+        return None
 
 
 class CloseTerminal(TerminalCall, frozen=True, kw_only=True, tag="close_terminal"):
-    """End its program and all it started, but daemons: SIGHUP, then SIGKILL. DONE TerminalInfo. Twice is fine."""
+    """End its program and all it started, but daemons: SIGHUP, then SIGKILL. Twice is fine."""
 
 
-class ListTerminals(msgspec.Struct, frozen=True, kw_only=True, tag="list_terminals", forbid_unknown_fields=True):
-    """DONE TerminalList: all that run, and the latest of those that have ended."""
+class ListTerminals(Call[TerminalList], frozen=True, kw_only=True, tag="list_terminals"):
+    """All that run, and the latest of those that have ended."""
 
 
-Call = CreateTerminal | AttachTerminal | WriteTerminal | ResizeTerminal | WaitTerminal | CloseTerminal | ListTerminals
-
-
-class TerminalList(msgspec.Struct, frozen=True, kw_only=True):
-    terminals: Annotated[list[TerminalInfo], msgspec.Meta(max_length=MAX_LISTED)]
-
-
-Result = TerminalInfo | TerminalList
+AnyCall = (CreateTerminal | AttachTerminal | WriteTerminal | ResizeTerminal) | (
+    WaitTerminal | CloseTerminal | ListTerminals
+)
 
 
 class TerminalReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -141,10 +152,26 @@ def to_words(shell: object) -> list[str] | None:
     return words
 
 
-_terminal = msgspec.msgpack.Decoder(TerminalInfo)
-_terminals = msgspec.msgpack.Decoder(TerminalList)
-_terminal_event: msgspec.msgpack.Decoder[TerminalEvent] = msgspec.msgpack.Decoder(TerminalEvent)
+class ViewFold:
+    """Bytes and events as they come; in the end `exit_code`."""
 
-decode_terminal = _terminal.decode
-decode_terminals = _terminals.decode
-decode_terminal_event = _terminal_event.decode
+    def __init__(self, call: AttachTerminal) -> None:
+        self.exit_code: int | None = None
+        self._call = call
+
+    def take(self, frame: Frame) -> bytes | TerminalEvent | None:
+        """What a frame brings; None if it is the end."""
+        if frame.kind is FrameKind.DATA:
+            if not frame.payload:  # it costs nothing to send, and would be read for ever
+                raise misbehaved("a DATA frame came without a byte in it")
+            return frame.payload
+        if frame.kind is FrameKind.DONE:
+            self.exit_code = exit_code_of(result(self._call, frame))
+            return None
+        return event(cast("type[TerminalEvent]", TerminalEvent), frame)
+
+
+def exit_code_of(ended: TerminalInfo) -> int:
+    if ended.exit_code is None:
+        raise misbehaved("a terminal that has ended has no exit code")
+    return ended.exit_code

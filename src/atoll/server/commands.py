@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import codecs
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing
 from datetime import UTC, datetime
 
@@ -14,23 +13,21 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from atoll.protocol.arguments import check_directory
-from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
+from atoll.protocol.commands import CommandFold, CommandOutput, CommandText, Exec, ExecDone, ExecShell, Piece
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
-from atoll.protocol.frames import QUEUEING, FrameKind
 from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
 from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.command_bodies import ExecEventBody, ExecRequest, ExecResultBody
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
-from atoll.supervisor.agent_failures import decode
-from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, Allowance, CommandOutput, patience_with
+from atoll.supervisor.agent_connection import nothing
+from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, patience_with
 
 # Of each of the two streams, in one JSON document: it is made in one go, while everybody else waits.
 JSON_OUTPUT, MAX_JSON_OUTPUT = 2**20, 8 * 2**20
 EVENT_OUTPUT = 64 * 1024  # bytes that an event has at most; an agent sends no more at once
-_STREAMS = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 
 
 async def run_command(request: Request) -> Response:
@@ -117,47 +114,37 @@ async def stream(
     actor: SandboxActor, caller: Caller, call: Exec | ExecShell, stdin: bytes | None
 ) -> AsyncGenerator[ExecEventBody, None]:
     """Ends early if the reader leaves, and so does the command."""
-    outputs, allowance = {kind: Characters() for kind in _STREAMS}, Allowance(call.max_output)
     if stdin is not None:
         call = msgspec.structs.replace(call, stdin=True)
-    async with actor.use(caller), AsyncExitStack() as stack:
-        agent = await actor.do(caller, lambda link: stack.enter_async_context(link.operation(call)))
+    fold, text = CommandFold(call, keeps=False), CommandText()
+    async with actor.answering(caller, call, nothing) as (agent, _), AsyncExitStack() as stack:
         if stdin is not None:
             await stack.enter_async_context(agent.fed(stdin))
         yield _event("start")
         try:
             async for frame in agent.frames(patience_with(call)):
-                if frame.kind in QUEUEING or frame.kind is FrameKind.DONE:
-                    continue
-                allowance.take(frame)
-                for start in range(0, len(frame.payload), EVENT_OUTPUT):
-                    if data := outputs[frame.kind].take(frame.payload[start : start + EVENT_OUTPUT]):
-                        yield _output(_STREAMS[frame.kind], data)
+                for piece in _cut(fold.take(frame)):
+                    if whole := text.take(piece):
+                        yield _output(piece.stream, whole)
                         await agent.rest()
-            for kind, output in outputs.items():
-                if data := output.take(b"", final=True):
-                    yield _output(_STREAMS[kind], data)
-            yield _completion(decode(decode_exec_done, frame))
+            for piece in text.rest():
+                yield _output(piece.stream, piece.data)
+            assert fold.done, "the last frame of an answer is its end"
+            yield _completion(fold.done)
         except AtollError as problem:
             yield _event("error", code=problem.code, message=problem.message, remedy=problem.remedy)
 
 
-class Characters:
-    """A stream's bytes, up to the end of the last whole character. What follows it waits for the rest of its own."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def take(self, data: bytes, *, final: bool = False) -> bytes:
-        known = self._decoder.getstate()[0] + data
-        self._decoder.decode(data, final)
-        waiting = self._decoder.getstate()[0]
-        return known[: len(known) - len(waiting)]
+def _cut(piece: Piece | None) -> Iterator[Piece]:
+    """The same in pieces that fit an event."""
+    if piece:
+        for start in range(0, len(piece.data), EVENT_OUTPUT):
+            yield Piece(piece.stream, piece.data[start : start + EVENT_OUTPUT])
 
 
-def _output(kind: str, data: bytes) -> ExecEventBody:
+def _output(stream: str, data: bytes) -> ExecEventBody:
     text, exact = to_text(data)
-    return _event(kind, data=text, data_base64=exact)
+    return _event(stream, data=text, data_base64=exact)
 
 
 def _completion(done: ExecDone) -> ExecEventBody:

@@ -40,6 +40,7 @@ HEAD_SECONDS = PATIENCE_SECONDS
 MAX_CONNECTIONS = 2_048
 MAX_PIPELINED = 16
 LAST_PART = 0.25  # of the reserve of descriptors, which no client gets
+SILENT_SECONDS = 1.0  # after which who has connected and said nothing may be closed for others
 CLOSED_FOR_ROOM = 4  # idle connections, for a new one
 MAX_WAITING = 512 * 1024  # bytes of a body that wait for their endpoint before the client has to
 DEPARTURE = "atoll.departure"  # the extension of a scope by which an endpoint gets at its client's `Departure`
@@ -71,6 +72,7 @@ class ClientConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.departure = Departure()
+        self._since = self.loop.time()
         self.flow = self._watched_flow = WatchedFlow(transport, self.loop)
         self._head_bytes = 0
         self._bytes_of_nothing = 0  # came since the last that made a head, a piece of a body or a whole request
@@ -107,8 +109,10 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether its client has had its last answer and has not begun to ask again."""
-        return (self.cycle is not None and self.cycle.response_complete) and not (self._is_in_head or self.pipeline)
+        """Whether its client has had its last answer and has not begun to ask again, or has never said a word."""
+        if self.cycle is None:
+            return not self._bytes_of_nothing and self.loop.time() - self._since > SILENT_SECONDS
+        return self.cycle.response_complete and not (self._is_in_head or self.pipeline)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()

@@ -9,20 +9,20 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from email.utils import formatdate
 from typing import TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from atoll.protocol.content_types import SNIFFED_BYTES, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.file_answers import ListFold, PackFold, ReadFold, WatchFold
 from atoll.protocol.files import (
     ChangeMode,
     CopyFile,
@@ -39,16 +39,12 @@ from atoll.protocol.files import (
     UnpackFiles,
     WatchFiles,
     WriteFile,
-    decode_file_changes,
-    decode_file_done,
-    decode_file_info,
-    decode_file_list,
     to_raw_path,
 )
-from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import Call
+from atoll.protocol.frames import Frame
 from atoll.server.api_route import BINARY, EVENT_STREAM, SANDBOX, ApiRoute
-from atoll.server.bodies import read_json, while_client_waits
+from atoll.server.bodies import read_json
+from atoll.server.calls import ask, feed, frames_of
 from atoll.server.file_bodies import (
     CopyRequest,
     DirectoryRequest,
@@ -74,13 +70,9 @@ from atoll.server.file_queries import (
 )
 from atoll.server.problems import json_response, problem_response
 from atoll.server.ranges import parse_range
-from atoll.server.sandboxes import actor_of, caller_of
-from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import decode, misbehaved
-from atoll.supervisor.agent_link import AgentLink
+from atoll.server.sandboxes import actor_of
 
 TAR = "application/x-tar"
-INPUT_CHUNK = 256 * 1024
 ITEMS_AT_ONCE = 64
 LAST_SECOND = 253402300799.0  # of the year 9999, which a header can still name
 # What runs in a sandbox chose these bytes: a browser must not take them for a page of ours.
@@ -96,7 +88,7 @@ async def read_file(request: Request, query: ReadQuery) -> Response:
     path, session_id = query.raw_path, query.session_id
     wanted = None
     if "range" in request.headers:
-        info = await ask(request, StatFile(path=path, session_id=session_id), decode_file_info)
+        info = await ask(request, StatFile(path=path, session_id=session_id))
         try:
             wanted = range_of(request, info)
         except AtollError as problem:
@@ -104,9 +96,11 @@ async def read_file(request: Request, query: ReadQuery) -> Response:
     offset, length = wanted or (0, None)
     most = query.bounds.max_bytes if request.method == "GET" else None
     call = ReadFile(path=path, session_id=session_id, offset=offset, length=length, max_bytes=most)
-    frames = answer(request, call)
-    info = decode(decode_file_info, expect(await anext(frames), FrameKind.EVENT))
-    first, is_whole = await first_bytes(frames)
+    frames, fold = frames_of(request, call), ReadFold(call)
+    fold.take(await anext(frames))
+    assert fold.info, "the first frame says what is read, or there is an error"
+    info, pieces = fold.info, bytes_in(frames, fold)
+    first, is_whole = await first_bytes(pieces)
     if wanted and is_whole and not first:
         message = f"the file ends before byte {offset}, whatever its size says"
         raise error(ErrorCode.RANGE_NOT_SATISFIABLE, message, remedy="Read it from its beginning.", offset=offset)
@@ -125,9 +119,9 @@ async def read_file(request: Request, query: ReadQuery) -> Response:
         headers["content-range"] = f"bytes {offset}-{min(wanted_end, size) - 1}/{size}"
     status = 206 if wanted else 200
     if request.method == "HEAD":
-        await frames.aclose()
+        await pieces.aclose()
         return Response(status_code=status, headers=headers)
-    return BreakableResponse(content(first, frames, length), status, headers)
+    return BreakableResponse(content(first, pieces, length), status, headers)
 
 
 async def write_file(request: Request, query: WriteQuery) -> Response:
@@ -138,7 +132,7 @@ async def write_file(request: Request, query: WriteQuery) -> Response:
         sync=query.sync,
         exclusive=query.exclusive,
     )
-    return json_response(to_info_body(await feed(request, call, decode_file_info)))
+    return json_response(to_info_body(await feed(request, call)))
 
 
 async def list_files(request: Request, query: ListQuery) -> Response:
@@ -148,25 +142,25 @@ async def list_files(request: Request, query: ListQuery) -> Response:
         recursive=query.recursive,
         include_hidden=query.hidden,
     )
-    frames = answer(request, call)
+    frames = frames_of(request, call)
     return StreamingResponse(
-        listing(actor_of(request).rest, await anext(frames), frames), media_type="application/json"
+        listing(actor_of(request).rest, ListFold(call), await anext(frames), frames), media_type="application/json"
     )
 
 
 async def get_file_info(request: Request, query: InfoQuery) -> Response:
     call = StatFile(path=query.raw_path, session_id=query.session_id, follow=query.follow)
-    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+    return json_response(to_info_body(await ask(request, call)))
 
 
 async def delete_file(request: Request, query: DeleteQuery) -> Response:
     path, session_id, is_recursive = query.raw_path, query.session_id, query.recursive
     try:
-        await ask(request, DeleteFile(path=path, session_id=session_id), decode_file_done)
+        await ask(request, DeleteFile(path=path, session_id=session_id))
     except AtollError as problem:
         if problem.code is not ErrorCode.IS_DIRECTORY or not is_recursive:
             raise
-        await ask(request, DeleteDirectory(path=path, session_id=session_id), decode_file_done)
+        await ask(request, DeleteDirectory(path=path, session_id=session_id))
     return Response(status_code=204)
 
 
@@ -178,7 +172,7 @@ async def make_directory(request: Request) -> Response:
         recursive=asked.recursive,
         mode=parse_mode(asked.mode),
     )
-    return json_response(to_info_body(await ask(request, call, decode_file_info)), 201)
+    return json_response(to_info_body(await ask(request, call)), 201)
 
 
 async def move_file(request: Request) -> Response:
@@ -189,7 +183,7 @@ async def move_file(request: Request) -> Response:
         session_id=asked.session_id,
         into_directory=asked.into_directory,
     )
-    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+    return json_response(to_info_body(await ask(request, call)))
 
 
 async def copy_file(request: Request) -> Response:
@@ -199,7 +193,7 @@ async def copy_file(request: Request) -> Response:
         target=choose_path(asked.target, asked.target_base64, "target"),
         session_id=asked.session_id,
     )
-    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+    return json_response(to_info_body(await ask(request, call)))
 
 
 async def change_file_mode(request: Request) -> Response:
@@ -207,23 +201,23 @@ async def change_file_mode(request: Request) -> Response:
     call = ChangeMode(
         path=choose_path(asked.path, asked.path_base64), session_id=asked.session_id, mode=parse_mode(asked.mode)
     )
-    return json_response(to_info_body(await ask(request, call, decode_file_info)))
+    return json_response(to_info_body(await ask(request, call)))
 
 
 async def pack_directory(request: Request, query: PackQuery) -> Response:
     call = PackFiles(path=query.raw_path, session_id=query.session_id, bounds=query.bounds)
-    frames = answer(request, call)
-    first, is_whole = await first_bytes(frames)
+    pieces = bytes_in(frames_of(request, call), PackFold(call))
+    first, is_whole = await first_bytes(pieces)
     headers = UNTRUSTED | {"content-type": TAR} | ({"content-length": str(len(first))} if is_whole else {})
     if request.method == "HEAD":
-        await frames.aclose()
+        await pieces.aclose()
         return Response(headers=headers)
-    return BreakableResponse(content(first, frames, None), headers=headers)
+    return BreakableResponse(content(first, pieces, None), headers=headers)
 
 
 async def unpack_directory(request: Request, query: FileQuery) -> Response:
     call = UnpackFiles(path=query.raw_path, session_id=query.session_id)
-    return json_response(FileCountBody(count=(await feed(request, call, decode_file_done)).count))
+    return json_response(FileCountBody(count=(await feed(request, call)).count))
 
 
 async def watch_directory(request: Request, query: WatchQuery) -> Response:
@@ -234,65 +228,12 @@ async def watch_directory(request: Request, query: WatchQuery) -> Response:
         include=[to_raw_path(pattern) for pattern in query.include],
         exclude=[to_raw_path(pattern) for pattern in query.exclude],
     )
-    frames = answer(request, call)
-    expect(await anext(frames), FrameKind.EVENT)  # it watches now
+    frames, fold = frames_of(request, call), WatchFold(call)
+    fold.take(await anext(frames))  # it watches now
     if request.method == "HEAD":
         await frames.aclose()
         return Response(media_type=EVENT_STREAM)
-    return StreamingResponse(changes(actor_of(request).rest, frames), media_type=EVENT_STREAM)
-
-
-async def answer(request: Request, call: Call) -> AsyncGenerator[Frame, None]:
-    """The frames of a call's answer, DONE last. The agent sends them as fast as they are taken."""
-    async with actor_of(request).answering(caller_of(request), call) as (agent, _):
-        async for frame in agent.frames():
-            yield frame
-
-
-async def ask(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
-    """The result of a call that has nothing else."""
-
-    async def result(link: AgentLink) -> T:
-        async with link.operation(call) as agent:
-            return decode(decoder, expect(await agent.next_frame(), FrameKind.DONE))
-
-    return await while_client_waits(request, actor_of(request).do(caller_of(request), result))
-
-
-async def feed(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
-    """The result of a call that reads the request's body."""
-    actor, caller = actor_of(request), caller_of(request)
-
-    async def begin(link: AgentLink) -> AgentConnection:
-        await link.ping()  # once some of the body has gone, nobody could send it again
-        return await stack.enter_async_context(link.operation(call))
-
-    async with actor.use(caller), AsyncExitStack() as stack:
-        agent = await actor.do(caller, begin)
-        feeder = asyncio.create_task(_feed(request, agent))
-        try:
-            return decode(decoder, expect(await agent.next_frame(), FrameKind.DONE))
-        except AtollError:
-            if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
-                raise cause from None
-            raise
-        finally:
-            feeder.cancel()
-            await asyncio.gather(feeder, return_exceptions=True)
-
-
-async def _feed(request: Request, agent: AgentConnection) -> None:
-    try:
-        async for chunk in request.stream():
-            for start in range(0, len(chunk), INPUT_CHUNK):
-                await agent.send_frame(Frame(FrameKind.INPUT, chunk[start : start + INPUT_CHUNK]))
-        await agent.send_frame(Frame(FrameKind.INPUT, b""))
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        raise ClientDisconnect
-    except ClientDisconnect:
-        agent.abort()
-        raise
+    return StreamingResponse(changes(actor_of(request).rest, fold, frames), media_type=EVENT_STREAM)
 
 
 class BreakableResponse(StreamingResponse):
@@ -305,28 +246,35 @@ class BreakableResponse(StreamingResponse):
             logger.warning("an answer breaks off: %s", problem.message)
 
 
-async def first_bytes(frames: AsyncGenerator[Frame, None]) -> tuple[bytes, bool]:
-    """As many as it takes to see what they are, and whether they are all."""
-    data = bytearray()
-    async for frame in frames:
-        if frame.kind is FrameKind.DONE:
-            return bytes(data), True
-        data += expect(frame, FrameKind.DATA).payload
-        if len(data) >= SNIFFED_BYTES:
-            break
-    return bytes(data), False
-
-
-async def content(first: bytes, frames: AsyncGenerator[Frame, None], length: int | None) -> AsyncIterator[bytes]:
-    """As many bytes as were promised, or all there are."""
+async def bytes_in(frames: AsyncGenerator[Frame, None], fold: ReadFold | PackFold) -> AsyncGenerator[bytes, None]:
+    """All there are, as they come."""
     async with aclosing(frames):
+        async for frame in frames:
+            if (data := fold.take(frame)) is None:
+                return
+            yield data
+
+
+async def first_bytes(pieces: AsyncGenerator[bytes, None]) -> tuple[bytes, bool]:
+    """As many as it takes to see what they are, and whether they are all."""
+    first = bytearray()
+    while len(first) < SNIFFED_BYTES:
+        data = await anext(pieces, None)
+        if data is None:
+            return bytes(first), True
+        first += data
+    return bytes(first), False
+
+
+async def content(first: bytes, pieces: AsyncGenerator[bytes, None], length: int | None) -> AsyncIterator[bytes]:
+    """As many bytes as were promised, or all there are."""
+    async with aclosing(pieces):
         sent = len(first)
         yield first if length is None else first[:length]
         while length is None or sent < length:
-            frame = await anext(frames, None)
-            if frame is None or frame.kind is FrameKind.DONE:
+            data = await anext(pieces, None)
+            if data is None:
                 break
-            data = expect(frame, FrameKind.DATA).payload
             yield data if length is None else data[: length - sent]
             sent += len(data)
         if length is not None and sent < length:
@@ -334,14 +282,15 @@ async def content(first: bytes, frames: AsyncGenerator[Frame, None], length: int
             raise error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Read it again.")
 
 
-async def listing(rest: Rest, first: Frame, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
+async def listing(
+    rest: Rest, fold: ListFold, first: Frame, frames: AsyncGenerator[Frame, None]
+) -> AsyncIterator[bytes]:
     """A FileListBody of any length."""
     count, frame = 0, first
     async with aclosing(frames):
         yield b'{"files":['
         try:
-            while frame.kind is not FrameKind.DONE:
-                found = decode(decode_file_list, expect(frame, FrameKind.EVENT)).files
+            while (found := fold.take(frame)) is not None:
                 for some in portions(found):
                     items = b",".join(msgspec.json.encode(to_info_body(file)) for file in some)
                     yield b"," + items if count else items
@@ -353,16 +302,13 @@ async def listing(rest: Rest, first: Frame, frames: AsyncGenerator[Frame, None])
             yield b'],"count":%d,"error":%b}' % (count, msgspec.json.encode(problem.to_body()))
 
 
-async def changes(rest: Rest, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
+async def changes(rest: Rest, fold: WatchFold, frames: AsyncGenerator[Frame, None]) -> AsyncIterator[bytes]:
     async with aclosing(frames):
         yield b"event: ready\ndata: {}\n\n"
         try:
             async for frame in frames:
-                if frame.kind is FrameKind.DONE:
+                if (found := fold.take(frame)) is None:
                     return
-                found = decode(decode_file_changes, expect(frame, FrameKind.EVENT)).changes
-                if not found:  # it costs nothing to send, and would be read for ever
-                    raise misbehaved("the agent sent changes without one in them")
                 for some in portions(found):
                     yield b"".join(map(change_event, some))
                     await rest()
@@ -378,12 +324,6 @@ def change_event(change: FileChange) -> bytes:
 def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """So many as are made JSON in a fraction of a millisecond."""
     return (items[start : start + ITEMS_AT_ONCE] for start in range(0, len(items), ITEMS_AT_ONCE))
-
-
-def expect(frame: Frame, kind: FrameKind) -> Frame:
-    if frame.kind is not kind:
-        raise misbehaved(f"the agent sent {frame.kind.name}, not {kind.name}")
-    return frame
 
 
 def range_of(request: Request, info: FileInfo) -> tuple[int, int] | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import codecs
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -16,8 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from atoll.protocol.arguments import check_directory
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, Context
-from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import Call
+from atoll.protocol.process_log import Dropped, Exited, LogEvent, LogEvents, LogFold, WholeLog, Written, portions
 from atoll.protocol.processes import (
     OK_STATUS,
     CleanUpProcesses,
@@ -25,7 +23,6 @@ from atoll.protocol.processes import (
     KillAllProcesses,
     KillProcess,
     ListProcesses,
-    LogEntry,
     LogPart,
     PortMode,
     ProcessCount,
@@ -37,28 +34,19 @@ from atoll.protocol.processes import (
     WaitForExit,
     WaitForPort,
     check_wait,
-    decode_log_part,
-    decode_process,
-    decode_process_count,
-    decode_processes,
     parse_process_id,
     parse_signal,
 )
 from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
 from atoll.server.bodies import last_event, read_json, wants, while_client_waits
+from atoll.server.calls import ask
 from atoll.server.commands import to_text
 from atoll.server.problems import json_response
 from atoll.server.queries import MAX_NUMBER, Query
 from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
-from atoll.supervisor.agent_failures import decode, misbehaved
-from atoll.supervisor.agent_link import ANSWER_GRACE, AgentLink
-from atoll.supervisor.patience import deadline
 
 ENTRIES_AT_ONCE = 64
-MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not believed
-
-T = TypeVar("T")
 
 
 class ProcessRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,7 +114,7 @@ class LogEventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 async def list_processes(request: Request) -> Response:
-    return json_response(await ask(request, ListProcesses(), decode_processes))
+    return json_response(await ask(request, ListProcesses()))
 
 
 async def start_process(request: Request) -> Response:
@@ -140,25 +128,25 @@ async def start_process(request: Request) -> Response:
         timeout=_seconds(asked.timeout),
         restart=asked.restart,
     )
-    return json_response(await ask(request, call, decode_process), 201)
+    return json_response(await ask(request, call), 201)
 
 
 async def kill_all_processes(request: Request) -> Response:
-    return json_response(await ask(request, KillAllProcesses(), decode_process_count))
+    return json_response(await ask(request, KillAllProcesses()))
 
 
 async def clean_up_processes(request: Request) -> Response:
-    return json_response(await ask(request, CleanUpProcesses(), decode_process_count))
+    return json_response(await ask(request, CleanUpProcesses()))
 
 
 async def get_process(request: Request) -> Response:
-    return json_response(await ask(request, GetProcess(process_id=_process_id(request)), decode_process))
+    return json_response(await ask(request, GetProcess(process_id=_process_id(request))))
 
 
 async def kill_process(request: Request) -> Response:
     asked = await read_json(request, KillRequest)
     call = KillProcess(process_id=_process_id(request), signal=parse_signal(asked.signal))
-    return json_response(await ask(request, call, decode_process))
+    return json_response(await ask(request, call))
 
 
 async def wait_for_port(request: Request) -> Response:
@@ -172,13 +160,13 @@ async def wait_for_port(request: Request) -> Response:
         max_status=asked.max_status,
         timeout=_seconds(asked.timeout),
     )
-    return json_response(await while_client_waits(request, wait(request, check_wait(call))))
+    return json_response(await ask(request, check_wait(call)))
 
 
 async def wait_for_exit(request: Request) -> Response:
     asked = await read_json(request, ExitRequest)
     call = WaitForExit(process_id=_process_id(request), timeout=_seconds(asked.timeout))
-    return json_response(await while_client_waits(request, wait(request, call)))
+    return json_response(await ask(request, call))
 
 
 async def get_process_logs(request: Request, query: LogsQuery) -> Response:
@@ -192,124 +180,71 @@ async def get_process_logs(request: Request, query: LogsQuery) -> Response:
     return StreamingResponse(_as_stream(first, parts), media_type=EVENT_STREAM)
 
 
-async def ask(request: Request, call: Call, decoder: Callable[[bytes], T]) -> T:
-    """A call that is answered with one frame, and soon."""
-
-    async def work(link: AgentLink) -> T:
-        async with link.operation(call) as agent, deadline(ANSWER_GRACE):
-            return decode(decoder, _done(await agent.next_frame()))
-
-    return await actor_of(request).do(caller_of(request), work)
-
-
-async def wait(request: Request, call: WaitForPort | WaitForExit) -> ProcessInfo:
-    patience = None if call.timeout is None else call.timeout + ANSWER_GRACE
-
-    async def work(link: AgentLink) -> ProcessInfo:
-        async with link.operation(call) as agent, deadline(patience):
-            return decode(decode_process, _done(await agent.next_frame()))
-
-    return await actor_of(request).do(caller_of(request), work)
-
-
 async def read_parts(
     actor: SandboxActor, caller: Caller, call: StreamProcessLog
-) -> AsyncGenerator[LogPart | ProcessInfo, None]:
-    """The parts of a log. The last one says how the process is, for a log may have no parts."""
+) -> AsyncGenerator[LogPart | None, None]:
+    """The parts of a log, and None at its end, for it may have none.
+
+    They have a few entries each: thousands that are made JSON at once would keep everybody waiting.
+    """
+    fold = LogFold(call)
     async with actor.answering(caller, call) as (agent, _):
-        while (frame := await agent.next_frame()).kind is not FrameKind.DONE:
-            if frame.kind is not FrameKind.EVENT:
-                raise misbehaved(f"the agent sent {frame.kind.name} for a log")
-            for part in portions(decode(decode_log_part, frame)):
-                yield part
+        while part := fold.take(await agent.next_frame()):
+            for some in portions(part, ENTRIES_AT_ONCE):
+                yield some
                 await agent.rest()
-        yield decode(decode_process, frame)
+        yield None
 
 
-def portions(part: LogPart) -> Iterator[LogPart]:
-    """The same, a few entries at a time: thousands that are made JSON at once would keep everybody waiting."""
-    if len(part.entries) <= ENTRIES_AT_ONCE:
-        yield part
-        return
-    for start in range(0, len(part.entries), ENTRIES_AT_ONCE):
-        entries = part.entries[start : start + ENTRIES_AT_ONCE]
-        yield LogPart(number=entries[-1].number, dropped=0 if start else part.dropped, entries=entries)
-
-
-async def collect(parts: AsyncGenerator[LogPart | ProcessInfo, None]) -> ProcessLogsBody:
-    output = {"stdout": bytearray(), "stderr": bytearray()}
-    number = dropped = size = 0
+async def collect(parts: AsyncGenerator[LogPart | None, None]) -> ProcessLogsBody:
+    log = WholeLog()
     async with aclosing(parts):
         async for part in parts:
-            if isinstance(part, ProcessInfo):
-                continue
-            number, dropped = part.number, dropped + part.dropped
-            for entry in part.entries:
-                output[entry.stream.value] += entry.data
-                size += len(entry.data)
-            if size > MAX_LOG:
-                raise misbehaved("the agent sent more than it keeps of a log")
-    stdout, stderr = (to_text(bytes(data)) for data in output.values())
+            if part:
+                log.add(part)
+    stdout, stderr = to_text(log.stdout), to_text(log.stderr)
     return ProcessLogsBody(
         stdout=stdout[0],
         stderr=stderr[0],
         stdout_base64=stdout[1],
         stderr_base64=stderr[1],
-        number=number,
-        dropped=dropped,
+        number=log.number,
+        dropped=log.dropped,
     )
 
 
-async def _as_stream(
-    first: LogPart | ProcessInfo, parts: AsyncGenerator[LogPart | ProcessInfo, None]
-) -> AsyncIterator[bytes]:
+async def _as_stream(first: LogPart | None, parts: AsyncGenerator[LogPart | None, None]) -> AsyncIterator[bytes]:
     """An event's id is its number, with which an EventSource comes back by itself."""
+    events = LogEvents()
+
+    def encode(part: LogPart | None) -> bytes:
+        return b"".join(_encode(to_event(event)) for event in events.of(part)) if part else b""
+
     async with aclosing(parts):
-        events = LogEvents()
-        yield b": the log, then what comes\n\n" + b"".join(map(_encode, events.of(first)))
+        yield b": the log, then what comes\n\n" + encode(first)
         try:
             async for part in parts:
-                yield b"".join(map(_encode, events.of(part)))
+                yield encode(part)
         except AtollError as problem:
             yield _encode(LogEventBody(type="error", **msgspec.structs.asdict(problem.to_body())))
 
 
-class LogEvents:
-    """Turns parts of a log into events. A character whose bytes come in two pieces is in the `data` of the second."""
-
-    def __init__(self) -> None:
-        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
-
-    def of(self, part: LogPart | ProcessInfo) -> Iterator[LogEventBody]:
-        if isinstance(part, ProcessInfo):
-            return
-        if part.dropped:
-            self._decoders.clear()
-            number = part.entries[0].number - len(part.entries[0].data) if part.entries else part.number
-            yield LogEventBody(type="dropped", number=number, dropped=part.dropped)
-        for entry in part.entries:
-            yield self._of_entry(entry)
-        if part.ended:
-            yield LogEventBody(type="exit", number=part.number, process=part.ended)
-
-    def _of_entry(self, entry: LogEntry) -> LogEventBody:
-        stream = entry.stream.value
-        if stream not in self._decoders:
-            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
-        text = self._decoders[stream].decode(entry.data)
-        exact = None if text.encode() == entry.data else base64.b64encode(entry.data).decode()
-        return LogEventBody(type=stream, number=entry.number, time=entry.time, data=text, data_base64=exact)
+def to_event(event: LogEvent) -> LogEventBody:
+    match event:
+        case Dropped(number, missing):
+            return LogEventBody(type="dropped", number=number, dropped=missing)
+        case Exited(number, process):
+            return LogEventBody(type="exit", number=number, process=process)
+        case Written(number, stream, time, data, whole):
+            text, exact = to_text(whole)
+            if whole != data:
+                exact = base64.b64encode(data).decode()
+            return LogEventBody(type=stream.value, number=number, time=time, data=text, data_base64=exact)
 
 
 def _encode(event: LogEventBody) -> bytes:
     number = b"" if event.number is None else b"id: %d\n" % event.number
     return b"%sevent: %s\ndata: %s\n\n" % (number, event.type.encode(), msgspec.json.encode(event))
-
-
-def _done(frame: Frame) -> Frame:
-    if frame.kind is not FrameKind.DONE:
-        raise misbehaved(f"the agent answered with {frame.kind.name}")
-    return frame
 
 
 def _process_id(request: Request) -> str:

@@ -36,12 +36,12 @@ from atoll.protocol.frames import (
     encode_frame,
     encode_header,
 )
-from atoll.protocol.messages import encode_message, session_of
+from atoll.protocol.messages import encode_message
 from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.connections import Body, Departure, Wire, departure_of, wire_of
 from atoll.server.problems import log_if_ours, problem_response
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_link import AgentLink, Operation
+from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.roster import Roster
 
 BATCH_BYTES = 256 * 1024
@@ -80,7 +80,7 @@ class Relay:
 
 
 async def exchange(message: bytes, requests: Requests, answer: Answer, link: AgentLink) -> None:
-    async with Operation(link, message, session_of(message), requests.take_small_input()) as agent:
+    async with link.operation(message, requests.take_small_input()) as agent:
         # What the client sends is not read while its standard input is backed up; its departure must be seen.
         with requests.departure.calls(agent.abort):
             async with requests.fed_to(agent):

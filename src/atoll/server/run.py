@@ -26,7 +26,7 @@ from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
 from atoll.supervisor.descriptors import FEWEST_OPEN_FILES, check_limit
 from atoll.supervisor.machine import Machine
-from atoll.supervisor.reconcile import Findings
+from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
 from atoll.telemetry.log_lines import about
 
@@ -66,7 +66,7 @@ async def _serve(settings: Settings) -> None:
         raise occupied(settings.socket)
     raise_file_limit()
     async with machine, Roster(machine, Timeline(machine.database)) as roster:
-        log_findings(machine.findings)
+        log_inherited(machine.inherited)
         server = make_server(settings, roster, Keys(machine.database))
         with listening(settings) as sockets:
             logger.info("process %d serves %s", os.getpid(), settings.state)
@@ -108,7 +108,7 @@ async def open_machine(settings: Settings) -> Machine | None:
         await asyncio.sleep(TAKE_OVER_PAUSE_SECONDS)
 
 
-def log_findings(found: Findings) -> None:
+def log_inherited(found: Inherited) -> None:
     """What an earlier server left."""
     counted = ", ".join(f"{len(names)} {what}" for what, names in asdict(found).items() if names)
     if counted:

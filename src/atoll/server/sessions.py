@@ -9,17 +9,16 @@ from starlette.responses import Response
 
 from atoll.protocol.arguments import check_directory, check_lasting_variables
 from atoll.protocol.ids import parse_session_id
-from atoll.protocol.sessions import CreateSession, SessionInfo, SessionRequest, Sessions
+from atoll.protocol.sessions import CreateSession, ListSessions, SessionInfo, SessionRequest, Sessions
 from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.bodies import read_json
+from atoll.server.calls import ask
 from atoll.server.problems import json_response
 from atoll.server.sandboxes import actor_of, caller_of
-from atoll.supervisor.agent_link import AgentLink
 
 
 async def list_sessions(request: Request) -> Response:
-    found = await actor_of(request).do(caller_of(request), AgentLink.list_sessions)
-    return json_response(Sessions(sessions=found))
+    return json_response(await ask(request, ListSessions()))
 
 
 async def create_session(request: Request) -> Response:

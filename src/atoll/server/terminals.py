@@ -29,25 +29,22 @@ from atoll.protocol.terminals import (
     DEFAULT_COLS,
     DEFAULT_ROWS,
     AttachTerminal,
-    Call,
     CloseTerminal,
     CreateTerminal,
     ListTerminals,
     ResizeTerminal,
     TerminalInfo,
     TerminalList,
-    decode_terminal,
-    decode_terminal_event,
-    decode_terminals,
+    ViewFold,
     to_words,
 )
 from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.bodies import read_json
+from atoll.server.calls import ask
 from atoll.server.connections import departure_of
 from atoll.server.problems import bad_request, json_response
 from atoll.server.sandboxes import actor_of, caller_of
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import decode
 from atoll.supervisor.agent_link import AgentLink
 
 PATH = SANDBOX + "/terminals/{terminal_id}"
@@ -103,8 +100,7 @@ _controls: msgspec.json.Decoder[Resize | Close] = msgspec.json.Decoder(Resize | 
 
 
 async def list_terminals(request: Request) -> Response:
-    found = await actor_of(request).do(caller_of(request), ask_for_all)
-    return json_response(TerminalList(terminals=found))
+    return json_response(await ask(request, ListTerminals()))
 
 
 async def create_terminal(request: Request) -> Response:
@@ -122,7 +118,7 @@ async def create_terminal(request: Request) -> Response:
 
 async def get_terminal(request: Request) -> Response:
     terminal_id = request.path_params["terminal_id"]
-    listed = await actor_of(request).do(caller_of(request), ask_for_all)
+    listed = (await ask(request, ListTerminals())).terminals
     found = [terminal for terminal in listed if terminal.id == terminal_id]
     if not found:
         remedy = "Create one; list the terminals to see which there are."
@@ -142,14 +138,6 @@ async def close_terminal(request: Request) -> Response:
     return Response(status_code=204)
 
 
-async def ask(request: Request, call: Call) -> TerminalInfo:
-    return await actor_of(request).do(caller_of(request), lambda link: link.ask(call, decode_terminal))
-
-
-async def ask_for_all(link: AgentLink) -> list[TerminalInfo]:
-    return (await link.ask(ListTerminals(), decode_terminals)).terminals
-
-
 async def view(socket: WebSocket) -> None:
     """A terminal as a WebSocket. A page cannot see why a handshake failed, so errors come after it, as messages."""
     await socket.accept(subprotocol=PROTOCOL if PROTOCOL in socket.scope["subprotocols"] else None)
@@ -158,7 +146,7 @@ async def view(socket: WebSocket) -> None:
         actor, caller = actor_of(socket), caller_of(socket)
         async with actor.answering(caller, call) as (agent, link):
             controls = Controls(socket, agent, link)
-            await first_of(View(socket, agent).run(), controls.run(), controls.give_up_if_left())
+            await first_of(View(socket, agent, call).run(), controls.run(), controls.give_up_if_left())
     except AtollError as problem:
         await tell_problem(socket, problem)
     except (WebSocketDisconnect, TimeoutError):
@@ -168,18 +156,18 @@ async def view(socket: WebSocket) -> None:
 class View:
     """What the terminal shows, on its way to the client."""
 
-    def __init__(self, socket: WebSocket, agent: AgentConnection) -> None:
+    def __init__(self, socket: WebSocket, agent: AgentConnection, call: AttachTerminal) -> None:
         self._socket = socket
         self._agent = agent
+        self._fold = ViewFold(call)
 
     async def run(self) -> None:
-        while (frame := await self._agent.next_frame()).kind is not FrameKind.DONE:
-            if frame.kind is FrameKind.DATA:
-                await send(self._socket, {"type": "websocket.send", "bytes": frame.payload})
+        while (seen := self._fold.take(await self._agent.next_frame())) is not None:
+            if isinstance(seen, bytes):
+                await send(self._socket, {"type": "websocket.send", "bytes": seen})
             else:
-                await send_json(self._socket, decode(decode_terminal_event, frame))
-        ended = decode(decode_terminal, frame)
-        await send_json(self._socket, TerminalExit(exit_code=ended.exit_code or 0))
+                await send_json(self._socket, seen)
+        await send_json(self._socket, TerminalExit(exit_code=self._fold.exit_code or 0))
         await close(self._socket, CLOSED, "its program has ended")
 
 
@@ -222,9 +210,9 @@ class Controls:
         match control:
             case Resize(cols=cols, rows=rows):
                 call = ResizeTerminal(terminal_id=self._terminal_id, cols=cols, rows=rows)
-                await self._link.ask(call, decode_terminal)
+                await self._link.ask(call)
             case Close():
-                await self._link.ask(CloseTerminal(terminal_id=self._terminal_id), decode_terminal)
+                await self._link.ask(CloseTerminal(terminal_id=self._terminal_id))
 
 
 async def first_of(*work: Coroutine[Any, Any, None]) -> None:

@@ -20,7 +20,7 @@ from atoll.storage.failures import is_given_up
 from atoll.storage.lost import NAMES, SHOWN, is_lost_name
 from atoll.storage.pool import MIN_POOL, PROGRAMS, PoolStorage, can_have_pool, find_device, machine_lock
 from atoll.storage.superblock import OFFSET, SIZE, find_damage
-from atoll.telemetry.findings import Answer, Area, Check, missing, ok, warning
+from atoll.telemetry.findings import Area, Check, Outcome, missing, ok, warning
 
 LITTLE_SPACE = 2 * 2**30
 FEW_INODES = 100_000
@@ -54,7 +54,7 @@ def nearest_directory(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if os.path.isdir(place))  # noqa: PTH112
 
 
-def check_state(state: Path) -> Answer:
+def check_state(state: Path) -> Outcome:
     ground, elsewhere = nearest_directory(state), "Choose another with --state-dir, or remove what is in the way."
     try:
         found = state.stat()
@@ -71,7 +71,7 @@ def check_state(state: Path) -> Answer:
     return judge_owner(state, found.st_uid, found.st_mode) if found else ok(f"{state} will be made")
 
 
-def judge_owner(state: Path, owner: int, mode: int) -> Answer:
+def judge_owner(state: Path, owner: int, mode: int) -> Outcome:
     if owner or mode & 0o077:
         return warning(
             f"{state} is open to others than root: {stat.filemode(mode)}, owner {owner}",
@@ -80,12 +80,12 @@ def judge_owner(state: Path, owner: int, mode: int) -> Answer:
     return ok(f"{state}")
 
 
-def check_space(ground: Path) -> Answer:
+def check_space(ground: Path) -> Outcome:
     room = os.statvfs(ground)
     return judge_space(room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None)
 
 
-def judge_space(free: int, inodes: int | None) -> Answer:
+def judge_space(free: int, inodes: int | None) -> Outcome:
     """`inodes` is None where the file system makes them as it goes."""
     if free < LITTLE_SPACE:
         return warning(f"{format_size(free)}", "Free some; what sandboxes write and the host image are kept there.")
@@ -94,7 +94,7 @@ def judge_space(free: int, inodes: int | None) -> Answer:
     return ok(format_size(free))
 
 
-def check_btrfs() -> Answer:
+def check_btrfs() -> Outcome:
     if "\tbtrfs\n" in Path("/proc/filesystems").read_text():
         simple = (_BTRFS / "features/simple_quota").exists()
         return ok("in the kernel, with simple quotas" if simple else "in the kernel; its quotas are slower before 6.7")
@@ -110,7 +110,7 @@ def _can_load_btrfs() -> bool:
         return False
 
 
-def check_programs() -> Answer:
+def check_programs() -> Outcome:
     absent = [program for program in PROGRAMS if not shutil.which(program)]
     if absent:
         return warning(
@@ -120,7 +120,7 @@ def check_programs() -> Answer:
     return ok(f"{', '.join(PROGRAMS)}")
 
 
-def check_loop_devices() -> Answer:
+def check_loop_devices() -> Outcome:
     if not Path("/dev/loop-control").exists():
         return warning(
             f"there is no /dev/loop-control; {_NO_QUOTA}",
@@ -157,7 +157,7 @@ def attached_pools() -> list[AttachedPool]:
     return found
 
 
-def check_quotas(ground: Path) -> Answer:
+def check_quotas(ground: Path) -> Outcome:
     """A pool made, a disk in it filled beyond its limit, and all of it removed."""
     if not can_have_pool():
         return warning(
@@ -208,7 +208,7 @@ def _wait_until_detached(file: Path) -> None:
         time.sleep(DETACH_PAUSE_SECONDS)
 
 
-def check_pool(state: Path) -> Answer:
+def check_pool(state: Path) -> Outcome:
     file = state / POOL
     if not file.exists():
         return ok("none yet; the first sandbox makes one")
@@ -233,7 +233,7 @@ def check_pool(state: Path) -> Answer:
     return ok(f"{file}, {format_size(file.stat().st_size)}, not in use")
 
 
-def check_lost(state: Path) -> Answer:
+def check_lost(state: Path) -> Outcome:
     try:
         names = [name for name in (state / NAMES).read_text().split() if is_lost_name(name)]
     except FileNotFoundError:
@@ -247,7 +247,7 @@ def check_lost(state: Path) -> Answer:
     )
 
 
-def _check_mounted(file: Path, disks: Path) -> Answer:
+def _check_mounted(file: Path, disks: Path) -> Outcome:
     room = os.statvfs(disks)
     if disks.is_mount() and room.f_flag & os.ST_RDONLY:
         return _read_only(file, disks)
@@ -256,7 +256,7 @@ def _check_mounted(file: Path, disks: Path) -> Answer:
     return judge_headroom(file, room.f_bavail * room.f_frsize, free_below(file))
 
 
-def _read_only(file: Path, disks: Path) -> Answer:
+def _read_only(file: Path, disks: Path) -> Outcome:
     if not is_given_up(disks):
         return missing(f"{file} was mounted read-only", f"Let it be written to: `mount -o remount,rw {disks}`.")
     return missing(
@@ -271,7 +271,7 @@ def free_below(file: Path) -> int:
     return host.f_bavail * host.f_frsize
 
 
-def judge_headroom(file: Path, pool_free: int, host_free: int) -> Answer:
+def judge_headroom(file: Path, pool_free: int, host_free: int) -> Outcome:
     """Whether there is room in the pool, and below it, where the file grows."""
     found = f"{file}, {format_size(file.stat().st_size)}, in use; {format_size(pool_free)} free in it"
     found += f", and {format_size(host_free)} on the disk below, into which it grows"

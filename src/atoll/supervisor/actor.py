@@ -24,7 +24,7 @@ from atoll.protocol.durations import parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, AtollError, ErrorCode, error
 from atoll.protocol.limits import parse_limits
-from atoll.protocol.processes import KillAllProcesses, decode_process_count
+from atoll.protocol.processes import KillAllProcesses
 from atoll.protocol.sandboxes import (
     SandboxEvent,
     SandboxInfo,
@@ -34,16 +34,17 @@ from atoll.protocol.sandboxes import (
     Use,
     check_labels,
 )
+from atoll.protocol.sessions import DeleteSession, SetEnvironment
 from atoll.store.moments import since_boot
-from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_connection import AgentConnection, first_frame
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
 from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink, check_room, link_to
 from atoll.supervisor.history import History
 from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
 
 if TYPE_CHECKING:
+    from atoll.protocol.calls import Answer, Call
     from atoll.protocol.ids import SandboxId
-    from atoll.protocol.messages import Call
     from atoll.protocol.sessions import CreateSession, SessionInfo
     from atoll.store.timeline import Timeline
     from atoll.supervisor.machine import Machine
@@ -145,13 +146,22 @@ class SandboxActor:
                         raise
         raise AssertionError("the last attempt returns or raises")
 
+    async def ask(self, by: Caller, call: Call[Answer]) -> Answer:
+        """What a call is answered with that streams nothing."""
+        return await self.do(by, lambda link: link.ask(call))
+
     @asynccontextmanager
-    async def answering(self, by: Caller, call: Call) -> AsyncIterator[tuple[AgentConnection, AgentLink]]:
-        """An operation whose first frame has come; made again, as by `do`, if the agent took nothing of the call."""
+    async def answering(
+        self, by: Caller, call: Call[Any], is_taken: Callable[[AgentConnection], Awaitable[object]] = first_frame
+    ) -> AsyncIterator[tuple[AgentConnection, AgentLink]]:
+        """An operation; begun again, as by `do`, if nothing of it was done and that is known before `is_taken` returns.
+
+        It returns when the first frame has come, unless the caller cannot wait for one.
+        """
 
         async def begin(link: AgentLink) -> tuple[AgentConnection, AgentLink]:
             agent = await stack.enter_async_context(link.operation(call))
-            await agent.wait_for_frame()
+            await is_taken(agent)
             return agent, link
 
         async with self.use(by), AsyncExitStack() as stack:
@@ -232,9 +242,9 @@ class SandboxActor:
     async def adopt(self) -> None:
         """Take over what an earlier server left running; what ended since is stopped."""
         if self._history.is_empty or self._history.has_ended:
-            is_restored = self.name in self._machine.findings.restored
+            is_restored = self.name in self._machine.inherited.restored
             self._history.begin(cause=WHEN_RESTORED if is_restored else WHEN_UNSAID, by=ATOLL.name)
-        elif self.name in self._machine.findings.restored:
+        elif self.name in self._machine.inherited.restored:
             self._note("restored", cause=WHEN_RESTORED, by=ATOLL)
         self._history.recall()
         try:
@@ -409,7 +419,7 @@ class SandboxActor:
         await self._thaw("it is about to be stopped", by)
         with suppress(AtollError):  # one that does not answer is ended all the same
             # They are told first, and given a moment.
-            await self._opened_link(live).ask(KillAllProcesses(), decode_process_count)
+            await self._opened_link(live).ask(KillAllProcesses())
         if self._link:
             self._link.ending = WHEN_STOPPED
         await self._machine.stop(live)
@@ -525,18 +535,18 @@ class SandboxActor:
 
     async def _tell_environment(self, link: AgentLink, changes: dict[str, str | None]) -> None:
         try:
-            await link.set_environment(changes)
+            await link.ask(SetEnvironment(env=changes))
         except AgentLostError as problem:
             if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:  # if it ends just now, the next start has them
                 raise
 
     async def create_session(self, call: CreateSession, by: Caller) -> SessionInfo:
-        created = await self.do(by, lambda link: link.create_session(call))
+        created = await self.ask(by, call)
         self._note_session("session_created", call.session_id, by)
         return created
 
     async def delete_session(self, session_id: str, by: Caller) -> None:
-        await self.do(by, lambda link: link.delete_session(session_id))
+        await self.ask(by, DeleteSession(session_id=session_id))
         self._note_session("session_deleted", session_id, by)
 
     def _note_session(self, what: str, session_id: str, by: Caller) -> None:

@@ -16,9 +16,20 @@ from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
-from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.frames import Frame, FrameDecoder, FrameError, FrameKind, decode_lost, encode_frame, encode_header
-from atoll.supervisor.agent_failures import failure_in, kept_waiting, misbehaved, not_running, silent
+from atoll.protocol.calls import misbehaved
+from atoll.protocol.commands import Turn
+from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
+from atoll.protocol.frames import (
+    QUEUEING,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    FrameKind,
+    decode_lost,
+    encode_frame,
+    encode_header,
+)
+from atoll.supervisor.agent_failures import failure_in, kept_waiting, not_running, silent
 from atoll.supervisor.patience import Patience
 
 if TYPE_CHECKING:
@@ -31,6 +42,7 @@ INPUT_CHUNK = 64 * 1024
 QUEUE_GRACE = 30.0
 # How a stream that can tell says that its peer is gone and has not read everything: while we write, and once we have.
 UNREAD = (BrokenPipeError, ConnectionResetError)
+NO_TURN = Turn(may_wait=False)
 
 
 class AgentConnection(asyncio.Protocol):
@@ -48,7 +60,7 @@ class AgentConnection(asyncio.Protocol):
         self._calls = self._last_lost = 0  # counted from 1
         self.idle_since = 0.0
         self.session: str | None = None  # in whose queue the operation at hand may wait
-        self._stage = FrameKind.DONE  # of the operation at hand: CALL, WAITING, STARTED, DONE
+        self._turn = NO_TURN  # of the operation at hand
         self._queue_timer: asyncio.TimerHandle | None = None
         self._is_busy = False
         self._is_answered = False
@@ -72,7 +84,7 @@ class AgentConnection(asyncio.Protocol):
         self._calls += 1
         self._is_busy = True
         self.session = session
-        self._stage = FrameKind.CALL
+        self._turn = Turn(may_wait=session is not None)
         self._is_answered = self._has_answer = False
         self._has_input = bool(more)
         self._write(b"".join((encode_header(FrameKind.CALL, len(message)), message, more)))
@@ -102,22 +114,31 @@ class AgentConnection(asyncio.Protocol):
             # Apart, so that what may be large is not copied once more.
             self._transport.writelines((encode_header(frame.kind, len(frame.payload)), frame.payload))
 
+    async def ping(self) -> None:
+        await self._link.ping()
+
     @property
     def has_frame(self) -> bool:
         """Whether the next one need not be waited for."""
         return bool(self._frames)
 
     async def frames(self, patience: float | None = None) -> AsyncIterator[Frame]:
-        """The operation's frames; DONE is the last. A failed operation raises its error.
+        """The frames of the operation's answer; DONE is the last. A failed operation raises its error.
 
         The agent may be waited for `patience` seconds in all, and for longer while others of the session come first.
         """
         waits = Patience(patience)
         while self._is_busy:
-            if not self._frames and self._stage is not FrameKind.WAITING:
-                async with waits.waiting():
-                    await self.wait_for_frame()
-            yield await self.next_frame()
+            yield await self.next_of_answer(waits)
+
+    async def next_of_answer(self, waits: Patience) -> Frame:
+        """The next frame, but for what is said of a command's turn."""
+        while True:
+            if not self._frames and not self._turn.is_waiting:
+                await waits.wait_for(self.wait_for_frame())
+            frame = await self.next_frame()
+            if frame.kind not in QUEUEING:
+                return frame
 
     async def wait_for_frame(self) -> None:
         while not self._frames:
@@ -156,7 +177,7 @@ class AgentConnection(asyncio.Protocol):
 
     def look_at_queue(self) -> None:
         """If nobody is left whom the command could wait for, it is not to wait for long."""
-        if self._stage is FrameKind.WAITING and self._queue_timer is None and not self._link.has_elder(self):
+        if self._turn.is_waiting and self._queue_timer is None and not self._link.has_elder(self):
             self._queue_timer = asyncio.get_running_loop().call_later(QUEUE_GRACE, self._waited_for_nobody)
 
     def _waited_for_nobody(self) -> None:
@@ -166,10 +187,10 @@ class AgentConnection(asyncio.Protocol):
 
     def end(self) -> None:
         """Of the operation at hand, whole or not."""
-        self._set_stage(FrameKind.DONE)
+        self._turn = NO_TURN
+        self._stop_queue_timer()
 
-    def _set_stage(self, stage: FrameKind) -> None:
-        self._stage = stage
+    def _stop_queue_timer(self) -> None:
         if self._queue_timer:
             self._queue_timer.cancel()
             self._queue_timer = None
@@ -201,7 +222,10 @@ class AgentConnection(asyncio.Protocol):
             while len(self._frames) < UNREAD_FRAMES and not self._failure and (frame := self._decoder.pop()):
                 self._take(frame)
         except FrameError as cause:
-            self._fail(misbehaved(f"the agent broke the protocol: {cause}"))
+            self._fail(misbehaved(str(cause)))
+            self.abort()
+        except AgentMisbehavedError as problem:
+            self._fail(problem)
             self.abort()
 
     def connection_lost(self, cause: Exception | None) -> None:
@@ -233,20 +257,11 @@ class AgentConnection(asyncio.Protocol):
 
     def _follow(self, kind: FrameKind) -> None:
         """A command that waits says so first, and then that it begins, each once."""
+        self._turn.take(kind)
         if kind is FrameKind.WAITING:
-            if self._stage is not FrameKind.CALL or self.session is None:
-                raise FrameError("a command was said to wait that does not")
-            self._set_stage(kind)
             self.look_at_queue()
         elif kind is FrameKind.STARTED:
-            if self._stage is not FrameKind.WAITING:
-                raise FrameError("a command was said to begin that had not waited")
-            self._set_stage(kind)
-        elif self._stage is FrameKind.WAITING:
-            if kind not in (FrameKind.DONE, FrameKind.FAILED):
-                raise FrameError(f"a {kind.name} frame came of a command that waits")
-        elif self._stage is FrameKind.CALL:
-            self._stage = FrameKind.STARTED
+            self._stop_queue_timer()
 
     def _take_lost(self, payload: bytes) -> None:
         """Of the latest call or the one before, and each once: there is no third that could be in doubt."""
@@ -279,3 +294,17 @@ class AgentConnection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+async def first_frame(agent: AgentConnection) -> None:
+    """Wait until something of the answer is here."""
+    await agent.wait_for_frame()
+
+
+async def any_sign_of_life(agent: AgentConnection) -> None:
+    """Wait until its agent answers anything, on another connection: for a call that says nothing before its input."""
+    await agent.ping()
+
+
+async def nothing(agent: AgentConnection) -> None:
+    """For a call that may be silent for long, and whose caller is to be told that it is under way."""

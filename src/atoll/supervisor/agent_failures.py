@@ -6,27 +6,15 @@ Nothing that comes from inside is believed beyond what an agent has to say.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from atoll.protocol.errors import (
-    AgentLostError,
-    AtollError,
-    ErrorCode,
-    Speaker,
-    error,
-    from_body,
-    too_many_open_files,
-)
-from atoll.protocol.messages import decode_error
+from atoll.protocol.calls import failure, misbehaved
+from atoll.protocol.errors import AgentLostError, AtollError, ErrorCode, Speaker, error, too_many_open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from atoll.protocol.frames import Frame
-
-T = TypeVar("T")
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -76,10 +64,6 @@ def not_running(message: str) -> AgentLostError:
     return AgentLostError(message, code=ErrorCode.SANDBOX_NOT_RUNNING, remedy=remedy)
 
 
-def misbehaved(what: str) -> AtollError:
-    return error(ErrorCode.AGENT_MISBEHAVED, what, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
-
-
 def too_old(speaks: int, needed: int) -> AtollError:
     return error(
         ErrorCode.AGENT_TOO_OLD,
@@ -109,17 +93,9 @@ def kept_waiting(seconds: float) -> AtollError:
     )
 
 
-def decode(decoder: Callable[[bytes], T], frame: Frame) -> T:
-    try:
-        return decoder(frame.payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
-        raise misbehaved(f"the agent's answer makes no sense: {cause}") from cause
-
-
 def failure_in(frame: Frame) -> AtollError:
     """The error in a FAILED frame, if an agent may say it. An unknown code, of a newer agent, is INTERNAL_ERROR."""
-    problem = from_body(decode(decode_error, frame))
+    problem = failure(frame)
     if problem.code.speaker is Speaker.AGENT:
         return problem
-    message = f"the agent failed with {problem.code}, which is not for it to say: {problem.message!r:.200}"
-    return misbehaved(message)
+    return misbehaved(f"it failed with {problem.code}, which is not for it to say: {problem.message!r:.200}")

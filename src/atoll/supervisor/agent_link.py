@@ -24,31 +24,20 @@ import time
 import weakref
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from atoll.engine.base import Capability
-from atoll.protocol.agents import Ping, Pong, decode_pong
-from atoll.protocol.calls import encode_call
-from atoll.protocol.commands import Exec, ExecDone, ExecShell, decode_exec_done
+from atoll.protocol.agents import Ping, Pong
+from atoll.protocol.calls import Answer, Call, encode_call, result
+from atoll.protocol.commands import CommandFold, CommandOutput, Exec, ExecShell, session_in, session_of
 from atoll.protocol.errors import ErrorCode, error
-from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import Call
-from atoll.protocol.sessions import (
-    CreateSession,
-    DeleteSession,
-    ListSessions,
-    SessionInfo,
-    SetEnvironment,
-    decode_session,
-    decode_sessions,
-)
 from atoll.protocol.versions import PROTOCOL_VERSION, version_needed
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.agent_failures import WHEN_ENDED, decode, misbehaved, too_old, unreachable
+from atoll.supervisor.agent_failures import WHEN_ENDED, too_old, unreachable
 from atoll.supervisor.descriptors import has_room, is_reserved, no_room
-from atoll.supervisor.patience import deadline
+from atoll.supervisor.patience import Patience
 from atoll.supervisor.turns import Turns
 
 if TYPE_CHECKING:
@@ -64,17 +53,7 @@ ANSWER_GRACE = 30.0  # on top of a command's own timeout
 MAX_OUTPUT_KEPT = 64 * 2**20
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
-
-T = TypeVar("T")
 everyone: weakref.WeakSet[AgentLink] = weakref.WeakSet()  # who may have connections that nobody uses
-
-
-class CommandOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished command with all it wrote."""
-
-    stdout: bytes
-    stderr: bytes
-    done: ExecDone
 
 
 class AgentLink:
@@ -122,27 +101,12 @@ class AgentLink:
             self._idle.popleft().abort()
 
     async def ping(self) -> Pong:
-        return await self.ask(Ping(), decode_pong)
+        return await self.ask(Ping())
 
-    async def create_session(self, call: CreateSession) -> SessionInfo:
-        return await self.ask(call, decode_session)
-
-    async def delete_session(self, session_id: str) -> SessionInfo:
-        return await self.ask(DeleteSession(session_id=session_id), decode_session)
-
-    async def list_sessions(self) -> list[SessionInfo]:
-        return (await self.ask(ListSessions(), decode_sessions)).sessions
-
-    async def set_environment(self, env: dict[str, str | None]) -> None:
-        await self.ask(SetEnvironment(env=env), decode_sessions)
-
-    async def ask(self, call: Call, decoder: Callable[[bytes], T]) -> T:
-        """A call that is answered at once, with one frame."""
-        async with self.operation(call) as connection, deadline(ANSWER_GRACE):
-            frame = await connection.next_frame()
-            if frame.kind is not FrameKind.DONE:
-                raise misbehaved(f"the agent answered with {frame.kind.name}")
-            return decode(decoder, frame)
+    async def ask(self, call: Call[Answer]) -> Answer:
+        """What a call is answered with that streams nothing."""
+        async with self.operation(call) as connection:
+            return result(call, await connection.next_of_answer(Patience(patience_with(call))))
 
     async def run(self, call: Exec | ExecShell, stdin: bytes | None = None) -> CommandOutput:
         """Run a command to its end and keep what it wrote: `max_output` of each stream, or MAX_OUTPUT_KEPT."""
@@ -150,16 +114,20 @@ class AgentLink:
             call = msgspec.structs.replace(call, stdin=True)
         if call.max_output is None:
             call = msgspec.structs.replace(call, max_output=MAX_OUTPUT_KEPT)
-        async with self.operation(call) as connection, deadline(patience_with(call)) as time:
-            turns = time if call.session_id else None
+        async with self.operation(call) as connection:
             if stdin is None:
-                return await collect(connection, call.max_output, turns)
+                return await collect(connection, call)
             async with connection.fed(stdin):
-                return await collect(connection, call.max_output, turns)
+                return await collect(connection, call)
 
-    def operation(self, call: Call) -> Operation:
-        """A connection on which `call` has been sent, as a context manager."""
-        return Operation(self, encode_call(call), call.session_id if isinstance(call, Exec | ExecShell) else None)
+    def operation(self, call: Call[Any] | bytes, more: bytes = b"") -> Operation:
+        """A connection on which `call` has been sent, as a context manager. A client's stays as it came: bytes.
+
+        `more` are frames of its input that are sent with it.
+        """
+        if isinstance(call, bytes):
+            return Operation(self, call, session_in(call), more)
+        return Operation(self, encode_call(call), session_of(call), more)
 
     @property
     def may_be_old(self) -> bool:
@@ -177,14 +145,10 @@ class AgentLink:
 
     async def _ask_protocol(self) -> int:
         """By a call that every agent knows."""
-        question = Operation(self, encode_call(Ping()))
-        connection = await question.begin()
+        question = Ping()
+        connection = await Operation(self, encode_call(question), None, b"").begin()
         try:
-            async with deadline(ANSWER_GRACE):
-                frame = await connection.next_frame()
-                if frame.kind is not FrameKind.DONE:
-                    raise misbehaved(f"the agent answered with {frame.kind.name}")
-                return decode(decode_pong, frame).protocol_version
+            return result(question, await connection.next_of_answer(Patience(ANSWER_GRACE))).protocol_version
         finally:
             self.take_back(connection)
 
@@ -298,7 +262,7 @@ def let_all_idle_go() -> None:
 class Operation:
     """One operation on a connection, which is kept for the next only if this one came to its end."""
 
-    def __init__(self, link: AgentLink, message: bytes, session: str | None = None, more: bytes = b"") -> None:
+    def __init__(self, link: AgentLink, message: bytes, session: str | None, more: bytes) -> None:
         self._link = link
         self._message = message
         self._session = session
@@ -319,51 +283,13 @@ class Operation:
         self._link.take_back(self._connection)
 
 
-async def collect(connection: AgentConnection, allowed: int | None, time: deadline | None) -> CommandOutput:
-    """All output and the result of the command under way; an agent that sends more than was allowed is cut off.
-
-    `time` stands still while the command waits; a command without a session waits for nobody.
-    """
-    output = {FrameKind.STDOUT: bytearray(), FrameKind.STDERR: bytearray()}
-    allowance = Allowance(allowed)
-    while (frame := await connection.next_frame()).kind is not FrameKind.DONE:
-        if frame.kind not in output:
-            note_turn(frame, time)
-            continue
-        allowance.take(frame)
-        output[frame.kind] += frame.payload
-    done = decode(decode_exec_done, frame)
-    stdout, stderr = (bytes(data) for data in output.values())
-    return CommandOutput(stdout=stdout, stderr=stderr, done=done)
+async def collect(connection: AgentConnection, call: Exec | ExecShell) -> CommandOutput:
+    """All output and the result of the command under way."""
+    fold = CommandFold(call)
+    async for frame in connection.frames(patience_with(call)):
+        fold.take(frame)
+    return fold.output
 
 
-class Allowance:
-    """How many bytes of each stream an agent may send."""
-
-    def __init__(self, allowed: int | None) -> None:
-        self._left = dict.fromkeys((FrameKind.STDOUT, FrameKind.STDERR), allowed)
-
-    def take(self, frame: Frame) -> None:
-        """Raise for a frame that is no output, or none that may come."""
-        if frame.kind not in self._left:
-            raise misbehaved(f"the agent sent {frame.kind.name} for output")
-        if not frame.payload:  # it costs nothing to send, and would be read for ever
-            raise misbehaved("the agent sent output without a byte in it")
-        left = self._left[frame.kind]
-        if left is not None:
-            self._left[frame.kind] = left = left - len(frame.payload)
-            if left < 0:
-                raise misbehaved("the agent sent more output than was allowed")
-
-
-def patience_with(call: Exec | ExecShell) -> float | None:
-    return None if call.timeout is None else call.timeout + ANSWER_GRACE
-
-
-def note_turn(frame: Frame, time: deadline | None) -> None:
-    if time is None or frame.kind not in (FrameKind.WAITING, FrameKind.STARTED):
-        raise misbehaved(f"the agent sent {frame.kind.name} for a command")
-    if frame.kind is FrameKind.WAITING:
-        time.stand_still()
-    else:
-        time.run()
+def patience_with(call: Call[Any]) -> float | None:
+    return None if call.patience is None else call.patience + ANSWER_GRACE

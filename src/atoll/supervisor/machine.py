@@ -38,7 +38,7 @@ from atoll.supervisor import lost
 from atoll.supervisor.disk_records import Mark, encode
 from atoll.supervisor.gate import Gate
 from atoll.supervisor.promised_memory import OVERCOMMIT, PromisedMemory
-from atoll.supervisor.reconcile import Findings, Ground, look_at_disks, reconcile
+from atoll.supervisor.reconcile import Ground, Inherited, look_at_disks, reconcile
 from atoll.supervisor.record_files import take_over_files
 from atoll.supervisor.records import Records, SandboxRecord, Upkeep
 from atoll.supervisor.recovery import finish_removals, make_missing
@@ -111,14 +111,14 @@ class Machine:
             settings = EngineSettings(state=state, runtime=runtime, keep_host_settings=keep_file_max)
             self.engine: Engine = engine or kind.open(settings)
             undo.pop_all()
-        self.findings = Findings()
+        self.inherited = Inherited()
         self._memory = PromisedMemory(memory_overcommit)
         self._removing, self._gate = asyncio.Lock(), Gate()
         self._state, self._keep_lost = state, keep_lost
         self._keepers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Machine:
-        """Set right what an earlier machine left here; `findings` then says what that was."""
+        """Set right what an earlier machine left here; `inherited` then says what that was."""
         try:
             if not self.storage.problem():  # else that comes with the recovery
                 await self._set_right()
@@ -155,8 +155,8 @@ class Machine:
             yield
 
     async def _set_right(self) -> None:
-        self.findings = await reconcile(self._records, self.storage, self.engine, self._ground())
-        tell(self.findings)
+        self.inherited = await reconcile(self._records, self.storage, self.engine, self._ground())
+        tell(self.inherited)
         lost.tell_names(self.storage, self._state)
 
     async def recover(self, end_sandboxes: Callable[[], Awaitable[None]]) -> None:
@@ -193,7 +193,7 @@ class Machine:
     def _forget_images(self) -> None:
         """Old states of images on which nothing is. What is damaged may be on any."""
         aside = [lost.record_of(self.storage, name) for name in self.storage.lost.names()]
-        if not self.findings.damaged and None not in aside:
+        if not self.inherited.damaged and None not in aside:
             known = [*self.records(), *filter(None, aside)]
             self.images.forget({record.image_state for record in known})
 
@@ -499,13 +499,13 @@ def new_generation() -> str:
     return secrets.token_hex(8)
 
 
-def tell(findings: Findings) -> None:
+def tell(inherited: Inherited) -> None:
     """Whoever runs a server: what was found that nobody asked for."""
-    for name in findings.restored:
+    for name in inherited.restored:
         logger.warning("the record of sandbox %s was lost or old, and is made anew from what its disk carries", name)
-    for disk in findings.set_aside:
+    for disk in inherited.set_aside:
         logger.warning("the disk %s is no sandbox's and is set aside; `atoll ls --lost` says why", disk)
-    for problem in findings.problems:
+    for problem in inherited.problems:
         logger.warning("could not be set right, so the next start tries again: %s", problem)
 
 

@@ -69,8 +69,8 @@ class SetAside(msgspec.Struct, frozen=True, kw_only=True):
 Decision = Undo | Restore | Inscribe | SetAside
 
 
-class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found when a state directory was opened, and what became of it."""
+class Inherited(msgspec.Struct, frozen=True, kw_only=True):
+    """The estate of an earlier machine, as it was found in a state directory, and what became of it."""
 
     running: tuple[SandboxId, ...] = ()
     ended: tuple[SandboxId, ...] = ()
@@ -156,7 +156,7 @@ def _own(disk: Disk | None, name: SandboxId) -> DiskRecord | None:
     return disk.kept if disk and disk.kept and disk.kept.record.id == name else None
 
 
-async def reconcile(records: Records, storage: Storage, engine: Engine, ground: Ground) -> Findings:
+async def reconcile(records: Records, storage: Storage, engine: Engine, ground: Ground) -> Inherited:
     """Nobody else may be using the state directory."""
     rows, disks = records.rows(), look_at_disks(storage)
     known = [row.record for row in rows if row.record] + [disk.kept.record for disk in disks if disk.kept]
@@ -176,7 +176,7 @@ async def reconcile(records: Records, storage: Storage, engine: Engine, ground: 
     rows = records.rows()
     created = [row.record for row in rows if row.stage is Stage.CREATED and row.record]
     running = {record.id for record in created if await engine.is_running(record.to_live())}
-    return Findings(
+    return Inherited(
         running=tuple(record.id for record in created if record.id in running),
         ended=tuple(record.id for record in created if record.id not in running),
         damaged=tuple(row.id for row in rows if row.record is None),

@@ -80,7 +80,7 @@ class Recovery:
 
     async def _go_on(self) -> None:
         """With what was found on the disks; what ran starts when it is next used."""
-        found = self._machine.findings
+        found = self._machine.inherited
         logger.warning("the disks take what is written again")
         for name in found.removed:
             self._roster.actor(name).note_removal()

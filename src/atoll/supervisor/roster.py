@@ -39,7 +39,7 @@ class Roster:
 
     async def __aenter__(self) -> Roster:
         """Go on with what an earlier server left running."""
-        check_room_for(len(self._machine.findings.running))
+        check_room_for(len(self._machine.inherited.running))
         for record in self._machine.records():
             await self.actor(record.id).adopt()
         self._timeline.retire_all_but(self._machine.is_on_record)

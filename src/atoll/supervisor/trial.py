@@ -18,7 +18,7 @@ from atoll.storage.examination import temporary_state
 from atoll.storage.pool import MIN_POOL, open_storage
 from atoll.supervisor.agent_link import link_to
 from atoll.supervisor.machine import ENV
-from atoll.telemetry.findings import Answer, Area, Check, missing, ok
+from atoll.telemetry.findings import Area, Check, Outcome, missing, ok
 
 COMMAND_SECONDS = 30.0
 
@@ -28,7 +28,7 @@ def check(ground: Path) -> Check:
     return Check(Area.TRIAL, "a sandbox", lambda: try_sandbox(ground), needs_root=True)
 
 
-def try_sandbox(ground: Path) -> Answer:
+def try_sandbox(ground: Path) -> Outcome:
     with temporary_state(ground) as state:
         try:
             return asyncio.run(_try(state))
@@ -39,7 +39,7 @@ def try_sandbox(ground: Path) -> Answer:
             return missing(f"no sandbox could be made: {what}", "This is a mistake in Atoll: report it.")
 
 
-async def _try(state: Path) -> Answer:
+async def _try(state: Path) -> Outcome:
     settings = EngineSettings(state=state, runtime=state / "run", keep_host_settings=True)
     engine = chosen_engine().open(settings)
     storage, images = open_storage(state, MIN_POOL), ImageCatalog(state / "images")

@@ -32,7 +32,9 @@ class Area(StrEnum):
     TRIAL = "trial"
 
 
-class Answer(NamedTuple):
+class Outcome(NamedTuple):
+    """The outcome of a check: what it found, and for what is wrong, what to do about it."""
+
     status: Status
     found: str
     remedy: str = ""
@@ -43,7 +45,7 @@ class Check(NamedTuple):
 
     area: Area
     name: str
-    probe: Callable[[], Answer]
+    probe: Callable[[], Outcome]
     needs_root: bool = False
 
 
@@ -57,20 +59,20 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-def ok(found: str) -> Answer:
-    return Answer(Status.OK, found)
+def ok(found: str) -> Outcome:
+    return Outcome(Status.OK, found)
 
 
-def warning(found: str, remedy: str) -> Answer:
-    return Answer(Status.WARNING, found, remedy)
+def warning(found: str, remedy: str) -> Outcome:
+    return Outcome(Status.WARNING, found, remedy)
 
 
-def missing(found: str, remedy: str) -> Answer:
-    return Answer(Status.MISSING, found, remedy)
+def missing(found: str, remedy: str) -> Outcome:
+    return Outcome(Status.MISSING, found, remedy)
 
 
-def unknown(found: str, remedy: str = "") -> Answer:
-    return Answer(Status.UNKNOWN, found, remedy)
+def unknown(found: str, remedy: str = "") -> Outcome:
+    return Outcome(Status.UNKNOWN, found, remedy)
 
 
 def examine(check: Check, *, is_root: bool) -> Finding:
@@ -85,7 +87,7 @@ def examine(check: Check, *, is_root: bool) -> Finding:
     )
 
 
-def _ask(probe: Callable[[], Answer]) -> Answer:
+def _ask(probe: Callable[[], Outcome]) -> Outcome:
     try:
         return probe()
     except AtollError as problem:

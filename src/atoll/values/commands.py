@@ -56,18 +56,18 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"ExecResult({', '.join(parts)}, duration={self.duration:.3f})"
 
 
-class ExecEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ExecEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Something that happened to a command.
 
     `start` comes when it was asked for; `stdout` and `stderr` as it writes, with the text in `data` and exactly what
     was written in `data_bytes`; `complete` when it ended, with its exit code; `error` if it could not be run.
-    A character whose bytes come in two pieces is in the `data` of the second.
+    A character whose bytes come in two pieces is in the `data` of the second: `text_bytes` are what it is made of.
     """
 
     type: Literal["start", "stdout", "stderr", "complete", "error"]
     timestamp: datetime
-    data: str = ""
     data_bytes: bytes = b""
+    text_bytes: bytes = b""
     exit_code: int | None = None
     duration: float | None = None
     timed_out: bool = False
@@ -75,6 +75,10 @@ class ExecEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     session_ended: bool = False
     state_lost: int = 0
     error: AtollError | None = None
+
+    @cached_property
+    def data(self) -> str:
+        return self.error.message if self.error else self.text_bytes.decode(errors="replace")
 
     def __repr__(self) -> str:
         match self.type:

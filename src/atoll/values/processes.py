@@ -40,22 +40,27 @@ class ProcessLogs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"ProcessLogs(stdout={beginning(self.stdout)}, stderr={beginning(self.stderr)}{dropped})"
 
 
-class ProcessEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProcessEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Something of a process's log. Who has seen it goes on after it with `since=event.number`.
 
     `stdout` and `stderr` have the text in `data` and exactly what was written in `data_bytes`; `dropped` says how many
     bytes are missing here, since nobody read them while they were kept; `exit` that the process is over. What it left
-    running may write more.
+    running may write more. A character whose bytes come in two pieces is in the `data` of the second: `text_bytes` are
+    what it is made of.
     """
 
     type: Literal["stdout", "stderr", "dropped", "exit"]
     number: int
     timestamp: datetime
-    data: str = ""
     data_bytes: bytes = b""
+    text_bytes: bytes = b""
     dropped: int = 0
     exit_code: int | None = None
     status: ProcessStatus | None = None
+
+    @cached_property
+    def data(self) -> str:
+        return self.text_bytes.decode(errors="replace")
 
     def __repr__(self) -> str:
         match self.type:

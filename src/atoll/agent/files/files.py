@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from atoll.agent.files.worker import HostPort
-    from atoll.protocol.files import Call, Result
+    from atoll.protocol.files import AnyCall
 
 READ_AT_ONCE, READ_AT_LEAST = 256 * 1024, 16 * 1024
 LISTED_AT_ONCE = 500
@@ -86,7 +86,7 @@ _TYPES = {
 }
 
 
-def perform(call: Call, directory: bytes, port: HostPort) -> Result:
+def perform(call: AnyCall, directory: bytes, port: HostPort) -> FileInfo | FileDone:
     """Do what `call` says. Relative paths count from `directory`."""
     path = b""
     try:

@@ -12,12 +12,11 @@ import signal
 import socket
 from contextlib import suppress
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.files import decode_file_call
 from atoll.protocol.frames import (
     HEADER_SIZE,
     MAX_PAYLOAD,
@@ -27,15 +26,15 @@ from atoll.protocol.frames import (
     encode_frame,
     encode_header,
 )
-from atoll.protocol.messages import encode_message, subject
+from atoll.protocol.messages import decode_call, encode_message, subject
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Iterator, Sequence
 
-    from atoll.protocol.files import Call, Result
+    from atoll.protocol.messages import AnyCall
 
-    Perform = Callable[["Call", bytes, "HostPort"], Result]
+    Perform = Callable[[Any, bytes, "HostPort"], msgspec.Struct]
 
 RECEIVED_AT_ONCE = 128 * 1024
 UNSENT_BYTES = 64 * 1024
@@ -106,7 +105,7 @@ class WorkerProcess:
         self._control.close()
 
     def _answer(self, job: Job, port: HostPort) -> None:
-        call = decode_file_call(job.call)
+        call = decode_call(job.call)
         try:
             result = self._perform(call, job.directory, port)
             port.send_last(FrameKind.DONE, encode_message(result))
@@ -119,7 +118,7 @@ class WorkerProcess:
             message = f"{type(cause).__name__}: {cause!s:.200}"
             self._fail(error(ErrorCode.INTERNAL_ERROR, message, remedy="Report this."), call, port)
 
-    def _fail(self, cause: AtollError, call: Call, port: HostPort) -> None:
+    def _fail(self, cause: AtollError, call: AnyCall, port: HostPort) -> None:
         port.send_last(FrameKind.FAILED, encode_message(cause.about(**subject(call)).to_body()))
 
 

@@ -32,7 +32,7 @@ from atoll.agent.files.files import perform
 from atoll.agent.files.worker import Job, Phase, WorkerProcess, encode_job, receive_packet, send_packet
 from atoll.cpu.own import OWN
 from atoll.protocol.errors import AtollError, ErrorCode, error
-from atoll.protocol.files import Call, WatchFiles
+from atoll.protocol.files import AnyCall, WatchFiles
 from atoll.protocol.messages import encode_message
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class WorkerPool:
         self._is_watched = False
 
     def register(self, calls: Calls) -> None:
-        for kind in get_args(Call):
+        for kind in get_args(AnyCall):
             calls.operations[kind] = self._operation
 
-    def _operation(self, call: Call, owner: Owner) -> WorkerOperation:
+    def _operation(self, call: AnyCall, owner: Owner) -> WorkerOperation:
         directory = os.fsencode(self._sessions.starting_point(call.session_id).directory)
         is_endless = isinstance(call, WatchFiles)
         return WorkerOperation(self, encode_message(call), owner, directory, is_endless=is_endless)

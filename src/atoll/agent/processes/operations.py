@@ -19,9 +19,10 @@ from atoll.protocol.processes import LogPart, PortMode, check_wait, exited_early
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import msgspec
+
     from atoll.agent.operations import Owner
     from atoll.agent.processes.processes import BackgroundProcess
-    from atoll.protocol.messages import Result
     from atoll.protocol.processes import StreamProcessLog, WaitForExit, WaitForPort
 
 KILL_PATIENCE_SECONDS = 10.0  # for what has been killed to be gone: the kernel may be busy with it
@@ -62,7 +63,7 @@ class ProcessOperation:
     def _time_out(self) -> None:
         raise NotImplementedError
 
-    def _done(self, result: Result) -> None:
+    def _done(self, result: msgspec.Struct) -> None:
         if not self._is_over:
             self.cancel()
             self._owner.done(result)
@@ -82,7 +83,7 @@ class KillOperation(ProcessOperation):
         owner: Owner,
         processes: Sequence[BackgroundProcess],
         number: int,
-        result: Callable[[], Result],
+        result: Callable[[], msgspec.Struct],
     ) -> None:
         super().__init__(loop, owner, KILL_PATIENCE_SECONDS)
         self._processes = processes

@@ -11,7 +11,7 @@ from functools import partial
 
 from atoll.engine.native.mounts import MAX_PTYS
 from atoll.protocol.limits import Limits, format_size
-from atoll.telemetry.findings import Answer, Area, Check, missing, ok, warning
+from atoll.telemetry.findings import Area, Check, Outcome, missing, ok, warning
 
 FEW_NAMESPACES = 8
 FEW_PROCESSES = 65_536
@@ -38,28 +38,28 @@ def checks() -> list[Check]:
     ]
 
 
-def check_namespaces() -> Answer:
+def check_namespaces() -> Outcome:
     found = {f"user.max_{kind}_namespaces": read_setting(f"user.max_{kind}_namespaces") for kind in KINDS}
     return judge_namespaces({name: number for name, number in found.items() if number is not None})
 
 
-def check_memory() -> Answer:
+def check_memory() -> Outcome:
     with open("/proc/meminfo") as file:
         return judge_memory(file.read())
 
 
-def check_processes() -> Answer:
+def check_processes() -> Outcome:
     return judge_processes(read_setting("kernel.pid_max") or 0, read_setting("kernel.threads-max") or 0)
 
 
-def check_inotify() -> Answer:
+def check_inotify() -> Outcome:
     instances, watches = (read_setting(f"fs.inotify.max_user_{name}") for name in ("instances", "watches"))
     if instances is None or watches is None:
         return warning("the kernel has none", "Boot a kernel built with CONFIG_INOTIFY_USER; file watchers need it.")
     return judge_inotify(instances, watches)
 
 
-def judge_namespaces(limits: dict[str, int]) -> Answer:
+def judge_namespaces(limits: dict[str, int]) -> Outcome:
     if not limits:
         return missing("the kernel has no user namespaces", "Boot a kernel built with CONFIG_USER_NS.")
     name, least = min(limits.items(), key=lambda item: item[1])
@@ -71,7 +71,7 @@ def judge_namespaces(limits: dict[str, int]) -> Answer:
     return ok(f"{least:,} for each sandbox")
 
 
-def judge_memory(meminfo: str) -> Answer:
+def judge_memory(meminfo: str) -> Outcome:
     sizes = {name: int(rest.split()[0]) * 1024 for name, rest in (line.split(":") for line in meminfo.splitlines())}
     total, available = sizes["MemTotal"], sizes["MemAvailable"]
     found = f"{format_size(total)}, of which {format_size(available)} available"
@@ -80,7 +80,7 @@ def judge_memory(meminfo: str) -> Answer:
     return ok(found)
 
 
-def judge_processes(pid_max: int, threads_max: int) -> Answer:
+def judge_processes(pid_max: int, threads_max: int) -> Outcome:
     name, least = min(("kernel.pid_max", pid_max), ("kernel.threads-max", threads_max), key=lambda item: item[1])
     each = Limits().pids
     if least < FEW_PROCESSES:
@@ -91,7 +91,7 @@ def judge_processes(pid_max: int, threads_max: int) -> Answer:
     return ok(f"{least:,} on the whole machine")
 
 
-def judge_files(limit: tuple[int, int]) -> Answer:
+def judge_files(limit: tuple[int, int]) -> Outcome:
     soft = limit[0]
     if soft != resource.RLIM_INFINITY and soft < FEW_FILES:
         return warning(
@@ -101,7 +101,7 @@ def judge_files(limit: tuple[int, int]) -> Answer:
     return ok("no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} for a process")
 
 
-def judge_ptys(most: int) -> Answer:
+def judge_ptys(most: int) -> Outcome:
     if most < FEW_PTYS:
         return warning(
             f"kernel.pty.max is {most:,}: {most // MAX_PTYS} sandboxes that open as many as they may use all of them",
@@ -110,7 +110,7 @@ def judge_ptys(most: int) -> Answer:
     return ok(f"{most:,} on the whole machine, {MAX_PTYS} for each sandbox")
 
 
-def judge_all_files(most: int) -> Answer:
+def judge_all_files(most: int) -> Outcome:
     if most < MANY_FILES:
         return warning(
             f"{FILE_MAX} is {most:,} on the whole machine; one sandbox with many processes can open as many",
@@ -120,7 +120,7 @@ def judge_all_files(most: int) -> Answer:
     return ok("no limit that could be reached")
 
 
-def judge_filters(most: int | None) -> Answer:
+def judge_filters(most: int | None) -> Outcome:
     if most is not None and most < LITTLE_FOR_FILTERS:
         return warning(
             f"net.core.bpf_jit_limit is {format_size(most)}; each sandbox has a filter there",
@@ -129,7 +129,7 @@ def judge_filters(most: int | None) -> Answer:
     return ok("none" if most is None else format_size(most))
 
 
-def judge_inotify(instances: int, watches: int) -> Answer:
+def judge_inotify(instances: int, watches: int) -> Outcome:
     found = f"{instances:,} watchers with {watches:,} files, for each sandbox"
     low = {}
     if instances < FEW_WATCHERS:

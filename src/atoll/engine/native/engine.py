@@ -31,6 +31,7 @@ from atoll.engine.native.nursery_process import (
 )
 from atoll.engine.native.orders import KEEP
 from atoll.engine.native.preflight import check_machine
+from atoll.engine.native.strays import end_strays
 from atoll.engine.native.watch import Ends, MemoryNews, Watch
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.rootfs import Overlay
@@ -154,13 +155,21 @@ class NativeEngine:
                 await _until_not(is_in_use, self._log)
         except TimeoutError:
             await self._end_leftovers()
-        # One that still answers after a while was told to live on; that nobody knows it must have another reason.
-        with suppress(TimeoutError):
+        unknown = set(self._sockets.iterdir()) - {held.agent.path for sandbox in known if (held := self._find(sandbox))}
+        try:
             async with asyncio.timeout(SETTLE_SECONDS):
-                of_known = {held.agent.path for sandbox in known if (held := self._find(sandbox))}
-                for path in set(self._sockets.iterdir()) - of_known:
-                    await _until_not(answers, path)
-                    path.unlink(missing_ok=True)
+                await self._until_gone(unknown)
+        except TimeoutError:  # one that still answers was told to live on
+            for pid in await asyncio.to_thread(end_strays, unknown):
+                logger.warning("a sandbox that nobody knows any more was still running (process %d), and is ended", pid)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    await self._until_gone(unknown)
+
+    async def _until_gone(self, sockets: Iterable[Path]) -> None:
+        for path in sockets:
+            await _until_not(answers, path)
+            path.unlink(missing_ok=True)
 
     async def _end_leftovers(self) -> None:
         """Of an earlier nursery, which should have ended with its server. Again until none is there."""

@@ -19,7 +19,7 @@ from atoll.engine.native.probe_child import Inside, ProbeFailed, mapped_child, p
 from atoll.engine.native.seccomp import FILTER, SeccompFilter
 from atoll.engine.native.syscalls import MountAttribute, MountFlag, Namespace, Prctl
 from atoll.engine.native.uid_ranges import LOCK_FILE, RANGE_SIZE, UidRanges
-from atoll.telemetry.findings import Answer, Area, Check, missing, ok
+from atoll.telemetry.findings import Area, Check, Outcome, missing, ok
 
 KINDS = {
     "user": Namespace.USER,
@@ -63,7 +63,7 @@ def checks(ground: str) -> list[Check]:
     ]
 
 
-def check_root() -> Answer:
+def check_root() -> Outcome:
     found = preflight.check_root(os.geteuid())
     with open("/proc/self/uid_map") as file:
         if file.read().split() != ALL_USER_IDS:
@@ -71,11 +71,11 @@ def check_root() -> Answer:
     return ok(found)
 
 
-def check_system(system: str, machine: str) -> Answer:
+def check_system(system: str, machine: str) -> Outcome:
     return ok(preflight.check_architecture(system, machine))
 
 
-def check_namespaces() -> Answer:
+def check_namespaces() -> Outcome:
     """Each kind by itself, in a user namespace of its own as sandboxes are."""
     refused = {kind: number for kind, flag in KINDS.items() if (number := _try_namespace(flag))}
     if not refused:
@@ -120,7 +120,7 @@ def _sysctl(settings: dict[str, str]) -> str:
     return "`sysctl -w " + " ".join(f"{name}={value}" for name, value in settings.items()) + "`"
 
 
-def check_uid_ranges() -> Answer:
+def check_uid_ranges() -> Outcome:
     try:
         base, holder = UidRanges().take()
     except OSError as cause:
@@ -132,7 +132,7 @@ def check_uid_ranges() -> Answer:
     return ok(f"{RANGE_SIZE:,} for each sandbox, such as from {base:,} on")
 
 
-def check_idmap(path: str) -> Answer:
+def check_idmap(path: str) -> Outcome:
     with open("/proc/self/mounts") as file:
         kind = file_system_of(os.path.realpath(path), file.read())
     try:
@@ -158,7 +158,7 @@ def file_system_of(path: str, table: str) -> str:
     return found
 
 
-def check_mounts(ground: str) -> Answer:
+def check_mounts(ground: str) -> Outcome:
     """An overlay that takes writes, made inside a user namespace over /usr; and what goes beside it."""
     with tempfile.TemporaryDirectory(prefix=".atoll-doctor-", dir=ground) as disk:
         for name in ("upper", "work"):
@@ -219,7 +219,7 @@ def mount_remedy(step: str) -> str:
     return f"Something around this process forbids it. {_IN_CONTAINER}"
 
 
-def check_seccomp() -> Answer:
+def check_seccomp() -> Outcome:
     try:
         shipped = SeccompFilter.shipped()
     except OSError as cause:

@@ -25,7 +25,7 @@ from atoll.engine.native.cgroups import (
 )
 from atoll.engine.native.probe_child import Inside, probe_child
 from atoll.engine.native.syscalls import Namespace
-from atoll.telemetry.findings import Answer, Area, Check, missing, ok, warning
+from atoll.telemetry.findings import Area, Check, Outcome, missing, ok, warning
 
 REMOVE_ATTEMPTS, REMOVE_PAUSE_SECONDS = 1_000, 0.005  # the last process leaves a moment after its end is seen
 TRIED = Resources(cpus=0.5, memory=64 * 2**20, pids=16)
@@ -43,7 +43,7 @@ def checks() -> list[Check]:
     ]
 
 
-def check_controllers() -> Answer:
+def check_controllers() -> Outcome:
     found = find_hierarchies()
     match choose_version(found, v2_controllers(found)):
         case 2:
@@ -53,7 +53,7 @@ def check_controllers() -> Answer:
     return missing(f"{lacking(found, v2_controllers(found))}", _MOUNT)
 
 
-def check_limits() -> Answer:
+def check_limits() -> Outcome:
     try:
         with corner(find_hierarchies()) as (groups, directory):
             groups.set_limits(GROUP, TRIED)
@@ -89,7 +89,7 @@ def _boot_options() -> str:
         return file.read()
 
 
-def check_freezer() -> Answer:
+def check_freezer() -> Outcome:
     try:
         with corner(find_hierarchies()) as (groups, _):
             _freeze_a_process(groups)
