@@ -1,4 +1,4 @@
-"""What the native engine promises besides (test_every_engine.py has the rest): its processes killed, ids, quotas, layers."""
+"""What the native engine promises besides what every engine does: its processes killed, ids, quotas, layers."""
 
 from __future__ import annotations
 
