@@ -57,6 +57,17 @@ def test_there_is_a_rule_for_every_part() -> None:
     assert set(rules()) == {part_of(path) for path in modules()} - {"atoll"}
 
 
+def test_the_lifecycle_neither_waits_nor_acts_nor_looks_at_a_clock() -> None:
+    tree = ast.parse((SOURCE / "supervisor/lifecycle.py").read_text())
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert imported == {"__future__", "enum", "msgspec", "msgspec.structs", "atoll.supervisor.plans"}
+    assert not any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree))
+    loaded = "import sys, atoll.supervisor.lifecycle; print(*sys.modules)"
+    modules = set(subprocess.check_output([sys.executable, "-c", loaded], text=True).split())
+    assert not modules & {"asyncio", "selectors", "socket", "sqlite3", "subprocess", "threading"}
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_go_one_way(path: Path) -> None:
     part = part_of(path)

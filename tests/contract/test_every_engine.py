@@ -20,11 +20,13 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.sandboxes import SandboxOptions, SandboxState
+from atoll.protocol.sandboxes import SandboxState
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.agent_link import AgentLink, link_to
+from atoll.supervisor.info import describe
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.plans import Plan
 from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
 from tests.contract.plain_engine import PlainEngine
@@ -287,11 +289,11 @@ async def test_nothing_is_started_while_it_is_at_rest_and_all_goes_on(machine: M
 async def test_the_roster_works_with_it(machine: Machine) -> None:
     async with Roster(machine, Timeline(machine.database)) as roster:
         actor = roster.actor("one")
-        await actor.ensure(SandboxOptions(image="busybox"), ME)
+        await actor.ensure(Plan(image="busybox"), ME)
         assert (await actor.do(ME, AgentLink.ping)).commands_running == 0
-        info = await actor.info()
+        info = describe(actor)
         assert info.state is SandboxState.RUNNING and info.isolation == machine.engine.isolation
         await actor.sleep(ME, stop=True)
-        assert (await actor.info()).state is SandboxState.STOPPED
+        assert describe(actor).state is SandboxState.STOPPED
         await actor.do(ME, AgentLink.ping)
         await actor.destroy(ME)

@@ -21,8 +21,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.images.catalog import ImageCatalog
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.limits import MAX_BYTES, MAX_CPUS, MAX_PIDS, Limits
-from atoll.protocol.sandboxes import SandboxOptions
+from atoll.protocol.limits import MAX_BYTES, MAX_CPUS, MAX_PIDS, SIZES, Limits
 from atoll.storage.directory import DirectoryStorage
 from atoll.storage.pool import PoolStorage
 from atoll.store import reserve
@@ -31,8 +30,8 @@ from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.reconcile import Inherited
-from atoll.supervisor.records import Upkeep
 from atoll.supervisor.roster import Roster
 from tests import kept
 from tests.contract.test_engine import leftovers, run
@@ -444,7 +443,7 @@ async def test_without_space_for_its_record_a_sandbox_is_ended_and_forgotten_lat
 async def test_a_removal_that_found_no_space_is_finished_by_asking_again(crowded: Machine, small_disk: Path) -> None:
     async with Roster(crowded, Timeline(crowded.database)) as roster:
         actor = roster.actor("one")
-        await actor.ensure(SandboxOptions(image="busybox", limits="lite"), Caller("me"))
+        await actor.ensure(Plan(image="busybox", limits=SIZES["lite"]), Caller("me"))
         filler = fill(small_disk, 0)
         with pytest.raises(AtollError) as caught:
             await actor.destroy(Caller("me"))

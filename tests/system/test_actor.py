@@ -22,7 +22,7 @@ from atoll.protocol.frames import FrameKind
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.messages import AnyCall
 from atoll.protocol.processes import ListProcesses
-from atoll.protocol.sandboxes import SandboxOptions, SandboxState, UpkeepChanges
+from atoll.protocol.sandboxes import SandboxState, UpkeepChanges
 from atoll.protocol.terminals import ListTerminals
 from atoll.store.database import Database, open_database
 from atoll.store.timeline import Timeline
@@ -30,8 +30,11 @@ from atoll.supervisor import actor as actor_module
 from atoll.supervisor import agent_link
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.info import describe
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
+from atoll.supervisor.upkeep import set_upkeep
 from tests import kept
 from tests.native import native
 
@@ -56,7 +59,7 @@ async def actor(machine: Machine, database: Database) -> AsyncIterator[SandboxAc
 
 async def wait_until_stopped(actor: SandboxActor) -> None:
     async with asyncio.timeout(HANG_SECONDS):
-        while (await actor.info()).state is not SandboxState.STOPPED:
+        while describe(actor).state is not SandboxState.STOPPED:
             await asyncio.sleep(0.01)
 
 
@@ -67,7 +70,7 @@ def first_process(machine: Machine, actor: SandboxActor) -> int:
 async def test_a_sandbox_that_ends_before_it_is_watched_is_stopped_and_starts_again(
     machine: Machine, actor: SandboxActor
 ) -> None:
-    await actor.ensure(SandboxOptions(), ME)
+    await actor.ensure(Plan(), ME)
     os.kill(first_process(machine, actor), signal.SIGKILL)
     live = machine.record(actor.name).to_live()
     with pytest.raises(FileNotFoundError):  # its group is gone; until then nobody else gets a turn
@@ -80,7 +83,7 @@ async def test_a_sandbox_that_ends_before_it_is_watched_is_stopped_and_starts_ag
 async def test_a_sandbox_that_ends_is_stopped_although_that_cannot_be_noted(
     machine: Machine, actor: SandboxActor, database: Database
 ) -> None:
-    await actor.ensure(SandboxOptions(), ME)
+    await actor.ensure(Plan(), ME)
     await actor.do(ME, AgentLink.ping)
     database.close()
     os.kill(first_process(machine, actor), signal.SIGKILL)
@@ -121,20 +124,19 @@ async def test_one_that_still_runs_is_ended_before_another_starts_on_its_disk(ma
 
 
 async def test_a_request_that_is_refused_leaves_the_history_of_the_one_before(actor: SandboxActor) -> None:
-    await actor.ensure(SandboxOptions(image="busybox"), ME)
+    await actor.ensure(Plan(image="busybox"), ME)
     await actor.destroy(ME)
-    for nonsense in (SandboxOptions(limits="nonsense"), SandboxOptions(image="none")):
-        with pytest.raises(AtollError):
-            await actor.ensure(nonsense, ME)
-        assert [event.what for event in actor.events(0)] == ["created", "destroyed"]
-    await actor.ensure(SandboxOptions(image="busybox"), ME)
+    with pytest.raises(AtollError):
+        await actor.ensure(Plan(image="none"), ME)
+    assert [event.what for event in actor.events(0)] == ["created", "destroyed"]
+    await actor.ensure(Plan(image="busybox"), ME)
     assert [(event.number, event.what) for event in actor.events(0)] == [(3, "created")]
 
 
 async def test_one_that_exists_is_found_by_the_options_it_was_made_with_although_its_image_is_gone(
     machine: Machine, actor: SandboxActor, state: Path, busybox_root: Path
 ) -> None:
-    options = SandboxOptions(image="fleeting")
+    options = Plan(image="fleeting")
     machine.images.add("fleeting", busybox_root)
     assert await actor.ensure(options, ME)
     shutil.rmtree(state / "images" / "fleeting")
@@ -152,14 +154,14 @@ async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(
     with closing(database):
         async with Roster(machine, timeline) as roster:
             assert [event.what for event in roster.actor("unnoted").events(0)] == ["created"]
-            assert (await roster.actor("unnoted").info()).state is SandboxState.RUNNING
+            assert describe(roster.actor("unnoted")).state is SandboxState.RUNNING
             await roster.actor("unnoted").destroy(ME)
 
 
 async def test_who_follows_a_sandbox_learns_of_its_end_although_that_cannot_be_noted(
     actor: SandboxActor, database: Database
 ) -> None:
-    await actor.ensure(SandboxOptions(image="busybox"), ME)
+    await actor.ensure(Plan(image="busybox"), ME)
     events = actor.follow(0)
     assert (await anext(events)).what == "created"
     ending = asyncio.create_task(anext(events, None))
@@ -192,8 +194,8 @@ async def test_one_whose_record_is_damaged_is_asked_about_and_left_alone(tmp_pat
     async with Machine(state, tmp_path / "run") as machine:
         actor = Roster(machine, Timeline(machine.database)).actor("damaged")
         with pytest.raises(AtollError):
-            await actor.info()
-        await actor.sleep_if_idle()
+            describe(actor)
+        await actor.do_what_is_due()
 
 
 CALLS: dict[str, AnyCall] = {
@@ -210,7 +212,7 @@ CALLS: dict[str, AnyCall] = {
 async def test_what_waits_for_an_agent_that_stands_still_is_given_up(
     machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch, call: AnyCall
 ) -> None:
-    await actor.ensure(SandboxOptions(), ME)
+    await actor.ensure(Plan(), ME)
     stand_still(first_process(machine, actor))
     monkeypatch.setattr(agent_link, "ANSWER_GRACE", 0.05)
     async with actor.use(ME) as link, link.operation(call) as agent:
@@ -237,14 +239,14 @@ async def test_a_sandbox_that_is_told_to_sleep_does_when_nothing_is_under_way_an
     monkeypatch.setattr(actor_module, "BEDTIME_SECONDS", 0.01)
     async with actor.use(ME) as link, link.operation(ExecShell(command="read line", stdin=True)) as agent:
         await actor.sleep(ME)
-        await actor.sleep_if_idle()
-        assert (await actor.info()).state is SandboxState.RUNNING
+        await actor.do_what_is_due()
+        assert describe(actor).state is SandboxState.RUNNING
         await agent.send_input(b"x\n")
         async with asyncio.timeout(HANG_SECONDS):
             while (await agent.next_frame()).kind is not FrameKind.DONE:
                 pass
-    await actor.sleep_if_idle()
-    info = await actor.info()
+    await actor.do_what_is_due()
+    info = describe(actor)
     assert (info.state, info.cause) == (SandboxState.FROZEN, "it was asked for")
 
 
@@ -255,8 +257,8 @@ async def test_who_uses_a_sandbox_after_it_was_told_to_sleep_keeps_it_awake(
     async with actor.use(ME):
         await actor.sleep(ME)
         await actor.wake(ME)
-    await actor.sleep_if_idle()
-    assert (await actor.info()).state is SandboxState.RUNNING
+    await actor.do_what_is_due()
+    assert describe(actor).state is SandboxState.RUNNING
 
 
 async def test_an_operation_that_comes_while_a_sandbox_falls_asleep_is_carried_out(actor: SandboxActor) -> None:
@@ -274,14 +276,14 @@ def stand_still(process: int) -> None:
 
 
 async def test_a_server_is_needed_by_a_sandbox_that_is_still_to_be_stopped(actor: SandboxActor) -> None:
-    await actor.ensure(SandboxOptions(), ME)
+    await actor.ensure(Plan(), ME)
     await actor.sleep(ME)
     assert not actor.is_to_be_stopped
-    await actor.set_upkeep(UpkeepChanges(stop_after="1h"), ME)
+    await set_upkeep(actor, UpkeepChanges(stop_after="1h"), ME)
     assert actor.is_to_be_stopped
-    await actor.stop_if_long_asleep()
-    assert (await actor.info()).state is SandboxState.FROZEN
-    await actor.set_upkeep(UpkeepChanges(stop_after=0), ME)
-    await actor.stop_if_long_asleep()
+    await actor.do_what_is_due()
+    assert describe(actor).state is SandboxState.FROZEN
+    await set_upkeep(actor, UpkeepChanges(stop_after=0), ME)
+    await actor.do_what_is_due()
     assert not actor.is_to_be_stopped
-    assert (await actor.info()).cause == "it slept for 0 seconds"
+    assert describe(actor).cause == "it slept for 0 seconds"

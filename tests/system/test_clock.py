@@ -13,7 +13,7 @@ from atoll.protocol.sandboxes import SandboxState
 from tests.system.clocks import WallClock
 from tests.system.serving import RunningServer
 
-LOOK_SECONDS = 2  # the server looks every second for what to stop
+LOOK_SECONDS = 2  # more than a server takes to do what seems to be due
 DAY = 86400.0
 
 

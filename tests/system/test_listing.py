@@ -23,7 +23,8 @@ from atoll.protocol.sandboxes import MAX_SANDBOXES_PER_PAGE, SandboxQuery
 from atoll.store.database import open_database
 from atoll.store.timeline import Timeline
 from atoll.supervisor.machine import Machine
-from atoll.supervisor.records import Records, SandboxRecord, Upkeep
+from atoll.supervisor.plans import Upkeep
+from atoll.supervisor.records import Records, SandboxRecord
 from atoll.supervisor.roster import Roster
 from tests.conftest import Box
 from tests.system.serving import RunningServer

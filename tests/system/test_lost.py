@@ -18,13 +18,13 @@ from atoll.client.lost import adopt_lost_sandbox_async, list_lost_sandboxes_asyn
 from atoll.client.sandbox import get_async_sandbox, list_sandboxes_async
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.sandboxes import SandboxOptions
 from atoll.storage.directory import DirectoryStorage
 from atoll.store.timeline import Timeline
 from atoll.supervisor import lost
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.lost import LONGEST_STEP_SECONDS, Note, decode_note, first_note, looked_at
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
 from tests import kept
 from tests.contract.test_engine import run
@@ -177,7 +177,7 @@ async def test_the_timeline_says_that_a_record_was_made_anew(tmp_path: Path, bus
     state, runtime, one = tmp_path / "state", tmp_path / "run", SandboxId("one")
     async with Machine(state, runtime) as machine, Roster(machine, Timeline(machine.database)) as roster:
         machine.images.add("busybox", busybox_root)
-        await roster.actor(one).ensure(SandboxOptions(image="busybox"), Caller("me"))
+        await roster.actor(one).ensure(Plan(image="busybox"), Caller("me"))
         await roster.actor(one).sleep(Caller("me"), stop=True)
     for forget_events, said in ((False, "restored"), (True, "created")):
         kept.remove(state, "one")

@@ -17,20 +17,23 @@ import pytest
 from atoll.protocol.commands import CommandOutput, Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.sandboxes import SandboxOptions, SandboxState
+from atoll.protocol.limits import Limits
+from atoll.protocol.sandboxes import SandboxState
 from atoll.storage.examination import check_pool
 from atoll.storage.failures import is_given_up, is_read_only
 from atoll.storage.pool import MIN_POOL, PoolStorage, find_device
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import WHEN_RECOVERED, WHEN_REMOVED_LATE, Caller
 from atoll.supervisor.agent_link import AgentLink
+from atoll.supervisor.info import describe
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.roster import Roster
 from tests.system.failing_pool import FILLER, MIB, break_device, fill_below_holes, held_elsewhere, host_disk_of
 from tests.system.serving import RunningServer
 
 HANG_SECONDS = 120.0
-SMALL = SandboxOptions(image="busybox", limits={"disk": "100MiB"})
+SMALL = Plan(image="busybox", limits=Limits(disk="100MiB"))
 ME = Caller("me")
 TRY_TO_WRITE = "dd if=/dev/zero of=/f bs=1M count=8 conv=fsync; echo $RANDOM >/g; sync"
 
@@ -136,7 +139,7 @@ async def test_after_an_error_that_is_gone_every_sandbox_goes_on_with_what_it_sy
     await text(roster, "kept", "echo kept >/kept; mkdir /d; echo more >/d/more; sync /kept /d/more")
     await text(roster, "frozen", "echo cold >/cold; sync /cold")
     await roster.actor("frozen").sleep(ME)
-    assert (await roster.actor("frozen").info()).state is SandboxState.FROZEN
+    assert describe(roster.actor("frozen")).state is SandboxState.FROZEN
     before, device = mounts_below(host_disk), devices_of(pool)
     break_device(pool)
     await try_to_write(roster, "writer")
@@ -219,7 +222,7 @@ async def test_what_was_not_on_the_platter_yet_is_as_it_was_reported(
     await make(roster, "gone", "again")
     subprocess.run(["sync", "--file-system", state / "disks"], check=True)
     await destroy(roster, "gone", "again")
-    labelled = SandboxOptions(image="busybox", limits=SMALL.limits, labels={"a": "b"})
+    labelled = Plan(image="busybox", limits=SMALL.limits, upkeep=Upkeep(labels={"a": "b"}))
     await roster.actor("again").ensure(labelled, ME)
     await make(roster, "new")
     break_device(state / "pool.btrfs")
@@ -230,7 +233,7 @@ async def test_what_was_not_on_the_platter_yet_is_as_it_was_reported(
     assert not machine_on.lost()
     for name in ("again", "new"):
         assert await text(roster, name, "echo x >/x; sync /x; cat /x") == "x"
-    assert (await roster.actor("again").info()).labels == {"a": "b"}
+    assert describe(roster.actor("again")).labels == {"a": "b"}
     await destroy(roster, "again", "new")
 
 

@@ -18,7 +18,6 @@ from atoll.protocol.commands import CommandOutput, Exec
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
-from atoll.protocol.sandboxes import SandboxOptions
 from atoll.storage import growth, headroom
 from atoll.storage.examination import check_pool
 from atoll.storage.failures import is_read_only
@@ -28,6 +27,7 @@ from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
 from tests.native import linked
 from tests.system.failing_pool import fill, host_disk_of
@@ -236,7 +236,7 @@ async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(machin
             raise error(ErrorCode.COMMAND_NOT_FOUND, "the sandbox has no shell that could be started", command="sh")
 
         attempts = (
-            roster.actor("room-three").ensure(SandboxOptions(image="busybox", limits={"disk": "100MiB"}), caller),
+            roster.actor("room-three").ensure(Plan(image="busybox", limits=Limits(disk="100MiB")), caller),
             roster.actor("room-two").wake(caller),
             actor.do(caller, refused),
         )
@@ -249,7 +249,7 @@ async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(machin
         for name in ("room-one", "room-two"):
             await roster.actor(name).destroy(caller)
         assert (
-            await roster.actor("room-four").ensure(SandboxOptions(image="busybox", limits={"disk": "100MiB"}), caller)
+            await roster.actor("room-four").ensure(Plan(image="busybox", limits=Limits(disk="100MiB")), caller)
         ) is True
         await roster.actor("room-four").destroy(caller)
 

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import weakref
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from math import inf
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.sandboxes import SandboxState
+from atoll.protocol.ids import SandboxId
+from atoll.protocol.sandboxes import SandboxState, UpkeepChanges
 from atoll.store.timeline import Timeline
+from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.info import describe
 from atoll.supervisor.machine import Machine
+from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.roster import MANY_ACTORS, Roster
+from atoll.supervisor.upkeep import set_upkeep
+from tests.conftest import Box
+
+HANG_SECONDS = 60.0
+ASLEEP = 300
+ME = Caller("me")
 
 
 async def test_an_actor_that_somebody_holds_is_the_only_one_of_its_id(machine: Machine) -> None:
@@ -62,3 +77,70 @@ async def test_a_server_that_may_have_too_few_descriptors_for_what_runs_says_how
             assert [roster.actor(name).state for name in names] == [SandboxState.RUNNING] * 3
         for name in names:
             await machine.remove(name)
+
+
+@asynccontextmanager
+async def many_asleep(machine: Machine, box: Box) -> AsyncIterator[Roster]:
+    """Records that all name one sandbox, which is frozen: each is adopted as if it were itself."""
+    original = machine.record(box.live.id)
+    copies = [msgspec.structs.replace(original, id=SandboxId(f"asleep-{number:04}")) for number in range(ASLEEP)]
+    timeline = Timeline(machine.database)
+    await machine.engine.freeze(box.live)
+    try:
+        for copy in copies:
+            machine._records.begin(copy)
+            machine._records.commit(copy.id)
+        async with Roster(machine, timeline) as roster:
+            yield roster
+    finally:
+        for copy in copies:
+            machine._records.forget(copy.id)
+        timeline.retire_all_but(machine.is_on_record)
+        await machine.engine.thaw(box.live)
+
+
+async def wait_for_event(actor: SandboxActor, what: str, since: int) -> int:
+    """Its number."""
+    async with asyncio.timeout(HANG_SECONDS), aclosing(actor.follow(since)) as events:
+        async for event in events:
+            if event.what == what:
+                return event.number
+    raise AssertionError("it was destroyed")
+
+
+async def test_many_that_sleep_are_not_looked_at_while_another_goes_to_sleep_again_and_again(
+    machine: Machine, host_box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[SandboxId] = []
+    look = SandboxActor.look
+
+    async def look_and_tell(actor: SandboxActor) -> None:
+        looked_at.append(actor.name)
+        await look(actor)
+
+    monkeypatch.setattr(SandboxActor, "look", look_and_tell)
+    async with many_asleep(machine, host_box) as roster:
+        asleep = [actor for actor in roster.actors() if actor.name.startswith("asleep-")]
+        assert len(asleep) == ASLEEP
+        assert {actor.state for actor in asleep} == {SandboxState.FROZEN}
+        restless, seen = roster.actor("restless"), 0
+        await restless.ensure(Plan(image="busybox", upkeep=Upkeep(sleep_after=0.05)), ME)
+        for _ in range(10):
+            seen = await wait_for_event(restless, "frozen", since=seen)
+            await restless.wake(ME)
+        assert set(looked_at) <= {"restless", host_box.live.id}
+        assert {actor.look_at for actor in asleep} == {inf}
+        await restless.destroy(ME)
+
+
+async def test_one_among_many_is_stopped_when_it_has_slept_for_as_long_as_it_may(
+    machine: Machine, host_box: Box
+) -> None:
+    async with many_asleep(machine, host_box) as roster:
+        one = roster.actor("other")
+        await one.ensure(Plan(image="busybox"), ME)
+        await one.sleep(ME)
+        await set_upkeep(one, UpkeepChanges(stop_after=0.05), ME)
+        await wait_for_event(one, "stopped", since=0)
+        assert describe(one).cause == "it slept for 0.05 seconds"
+        await one.destroy(ME)

@@ -536,10 +536,14 @@ async def test_options_that_make_no_sense_are_refused_alike_for_a_new_sandbox_an
     await server.ask("POST", "/v1/sandboxes/optional/sleep", {"stop": True})
     stopped = await server.ask("PUT", "/v1/sandboxes/optional", options)
     assert (await server.ask("GET", "/v1/sandboxes/optional")).json()["state"] == "stopped"
-    for answer in (new, existing, stopped):
+    await server.ask("DELETE", "/v1/sandboxes/optional")
+    after_another = await server.ask("PUT", "/v1/sandboxes/optional", options)
+    events = (await server.ask("GET", "/v1/sandboxes/optional/events")).json()["events"]
+    assert events[-1]["what"] == "destroyed"
+    for answer in (new, existing, stopped, after_another):
         assert_is_problem(answer, code)
         assert answer.status == status
-    assert existing.json() == stopped.json() == new.json()
+    assert existing.json() == stopped.json() == after_another.json() == new.json()
 
 
 async def test_options_that_make_sense_change_nothing_of_a_sandbox_that_exists(server: RunningServer) -> None:

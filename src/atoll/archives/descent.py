@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def flags(names: str) -> int:
-    """What `os.open` is to be told. A system without one of these has nothing that it would be for."""
+    """The flags for `os.open`. A system without one of these has nothing that it would be for."""
     found = 0
     for name in names.split():
         found |= getattr(os, name, 0)

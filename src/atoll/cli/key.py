@@ -32,7 +32,7 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyList(msgspec.Struct, frozen=True, kw_only=True):
-    """What `ls --json` prints; `keys` are what the store has of them."""
+    """The document that `ls --json` prints; `keys` are what the store has of them."""
 
     keys: list[msgspec.Struct]
 

@@ -51,7 +51,7 @@ class LiveSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox has used so far, and uses now."""
+    """The use of a sandbox, so far and now."""
 
     cpu_seconds: float
     memory: int

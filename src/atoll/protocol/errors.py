@@ -90,7 +90,7 @@ class AtollError(Exception):
 
 
 def _fill_in(problem: AtollError) -> None:
-    """What an OSError has besides."""
+    """Set what an OSError has besides."""
     if not isinstance(problem, OSError):
         return
     problem.errno = problem.code.errno
@@ -146,11 +146,11 @@ class IsADirectoryPathError(CallerError, IsADirectoryError):
 
 
 class FileProblemError(CallerError, OSError):
-    """What the file system refuses and Python has no class for: `code` and `errno` tell."""
+    """A refusal of the file system that Python has no class for: `code` and `errno` tell."""
 
 
 class AccessError(CallerError, PermissionError):
-    """What this caller, or this user inside, may not do."""
+    """Something that this caller, or this user inside, may not do."""
 
 
 class LimitReachedError(SandboxError):
@@ -174,7 +174,7 @@ class AgentMisbehavedError(SandboxError):
 
 
 class NotRootError(HostError, PermissionError):
-    """What only root may do."""
+    """Something that only root may do."""
 
 
 class PortNotOpenError(SandboxError, ConnectionRefusedError):
@@ -186,7 +186,7 @@ class InvalidKeyError(CallerError, PermissionError):
 
 
 class NotAvailableYetError(CallerError, NotImplementedError):
-    """What a later version can do."""
+    """Something that a later version can do."""
 
 
 class ServerLostError(HostError, ConnectionError):
@@ -322,12 +322,12 @@ def error(code: ErrorCode, message: str, *, remedy: str = "", **context: str | i
 
 
 def as_id(value: object) -> str:
-    """What was given as an id, whatever it is, for the context of an error."""
+    """A value that was given as an id, whatever it is, for the context of an error."""
     return value[:200] if isinstance(value, str) else shown(value, 200)
 
 
 def shown(value: object, length: int = 100) -> str:
-    """What a user gave, as Python writes it, cut short. A number of 5,000 digits it does not write."""
+    """A value that a user gave, as Python writes it, cut short. A number of 5,000 digits it does not write."""
     try:
         return repr(value)[:length]
     except Exception:  # whose class it is, we do not know
@@ -335,7 +335,7 @@ def shown(value: object, length: int = 100) -> str:
 
 
 def cannot_write(path: str, cause: OSError) -> AtollError:
-    """What to tell when something of the state directory could not be made or written."""
+    """The error for something of the state directory that could not be made or written."""
     if cause.errno in (ENOSPC, EDQUOT):
         return error(
             ErrorCode.NO_SPACE,
@@ -363,7 +363,7 @@ def cannot_write(path: str, cause: OSError) -> AtollError:
 
 
 def not_yours(path: str) -> AtollError:
-    """What to tell who is another user than the one whose state directory it is, most likely root."""
+    """The error for another user than the one whose state directory it is, most likely root."""
     uid = _uid()
     return error(
         ErrorCode.NOT_ROOT,
@@ -382,7 +382,7 @@ def _uid() -> int:
 
 
 def too_many_open_files(cause: OSError) -> AtollError:
-    """What to tell when this process, or the machine, has no descriptor left."""
+    """The error when this process, or the machine, has no descriptor left."""
     return error(
         ErrorCode.TOO_MANY_OPEN_FILES,
         f"no more files can be opened: {cause.strerror}",

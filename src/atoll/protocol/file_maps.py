@@ -21,7 +21,7 @@ class FileMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def flaw_in(file_map: FileMap) -> str | None:
-    """What is wrong with a map, whoever made it."""
+    """The fault of a map, whoever made it."""
     if not 0 <= file_map.size <= MAX_SIZE:
         return f"it is of a file of {file_map.size} bytes"
     if len(file_map.places) > MAX_PLACES:

@@ -53,7 +53,7 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 
 
 def encode_header(kind: FrameKind, length: int) -> bytes:
-    """What comes before a payload of so many bytes, which are sent apart."""
+    """The header before a payload of so many bytes, which are sent apart."""
     return _HEADER.pack(length, kind)
 
 
@@ -164,7 +164,7 @@ class FrameDecoder:
             self._buffer, self._start = self._buffer[self._start :], 0
 
     def take_rest(self) -> bytes:
-        """What was pushed and not popped, for others to decode; of content that was begun, the rest as a frame."""
+        """The bytes not popped, for others to decode; of content that was begun, the rest as a frame."""
         rest = self._cut(self._start, len(self._buffer))
         if self._left:
             rest = encode_header(self._kind, self._left) + rest

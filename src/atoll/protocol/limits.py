@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
@@ -61,21 +61,17 @@ class Limits:
         object.__setattr__(self, "pids", _pids(self.pids))
 
 
-def parse_limits(value: Limits | str | dict[str, Any] | None, largest_disk: int = MAX_BYTES) -> Limits:
-    """Limits from what a user may write: nothing, a size's name, or the fields.
-
-    Where no disk can have what is usual, one that nobody gave a size has `largest_disk`.
-    """
+def parse_limits(value: Limits | str | dict[str, Any] | None) -> Limits:
+    """Limits from what a user may write: nothing, a size's name, or the fields."""
     match value:
         case None:
-            return parse_limits({}, largest_disk)
+            return Limits()
         case Limits():
             return value
         case str() if value in SIZES:
             return SIZES[value]
         case dict() if value.keys() <= _FIELDS:
-            limits = Limits(**value)
-            return limits if "disk" in value else replace(limits, disk=max(MIN_DISK, min(limits.disk, largest_disk)))
+            return Limits(**value)
         case dict():
             unknown = sorted(str(key) for key in value.keys() - _FIELDS)
             raise _invalid("limits", unknown, f"Use {', '.join(sorted(_FIELDS))}.")

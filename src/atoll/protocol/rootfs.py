@@ -6,7 +6,7 @@ import msgspec
 
 
 class Overlay(msgspec.Struct, frozen=True, kw_only=True):
-    """One overlay mount: read-only `layers`, top first, under a writable layer of the sandbox's own.
+    """An overlay mount: read-only `layers`, top first, under a writable layer of the sandbox's own.
 
     `name` is what the writable layer is called on disk; `target` is where it appears inside.
     """
@@ -17,7 +17,7 @@ class Overlay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rootfs(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine needs to know of an image. `state` says which contents the name stood for."""
+    """An image, as far as an engine needs to know it. `state` says which contents the name stood for."""
 
     image: str
     state: str

@@ -57,7 +57,7 @@ class UpkeepChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running sandbox uses."""
+    """The use that a running sandbox makes of the machine."""
 
     cpu_seconds: float
     memory: int
@@ -127,7 +127,7 @@ class AdoptRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a sandbox's timeline: what happened, when, why, who asked."""
+    """A line of a sandbox's timeline: what happened, when, why, who asked."""
 
     number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime

@@ -15,7 +15,7 @@ MAX_DEPTH = 256
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is None is not bounded. Holes in files are no bytes: nothing is sent or written for them."""
+    """The bounds of a download; None is no bound. Holes in files are no bytes: nothing is sent or written for them."""
 
     max_bytes: int | None = None
     max_entries: int | None = None
@@ -23,7 +23,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tally:
-    """What has come of `path` so far, held to bounds."""
+    """A count of what has come of `path` so far, held to bounds."""
 
     def __init__(self, bounds: Bounds, path: bytes) -> None:
         self._bounds = bounds

@@ -101,7 +101,7 @@ def _asker(scope: Scope) -> str:
 
 
 def check_heads(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """What is there twice, or makes no sense, a proxy in front of us may read otherwise than we do."""
+    """Refuse headers that are there twice or make no sense: a proxy before us may read them otherwise than we do."""
     given = [(name, value) for name, value in headers if name in ONCE]
     for name in ONCE:
         if sum(name == one for one, _ in given) > 1:

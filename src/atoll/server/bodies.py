@@ -47,7 +47,7 @@ async def read_body(request: Request, limit: int = MAX_BODY) -> bytes:
 
 
 async def while_client_waits(request: Request, work: Coroutine[None, None, T]) -> T:
-    """What `work` returns. A client that hangs up ends it; its body must have been read."""
+    """The result of `work`. A client that hangs up ends it; its body must have been read."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_departure(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -44,7 +44,7 @@ class ExecResultBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ExecEventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event of a stream: start, stdout, stderr, complete or error.
+    """An event of a stream: start, stdout, stderr, complete or error.
 
     `data` has U+FFFD where there was no text; the exact bytes of this event then come along in `data_base64`.
     """

@@ -60,7 +60,7 @@ def bad_request(message: str, remedy: str = "See /docs for what this route takes
 
 
 def log_if_ours(problem: AtollError, scope: Scope) -> None:
-    """What this machine or we are to blame for; the rest is between the caller and the sandbox."""
+    """Log what this machine or we are to blame for; the rest is between the caller and the sandbox."""
     told = about(code=problem.code.value, path=scope["path"][:MAX_PATH])
     if short := _short_of.get(problem.code):
         short.log(logging.ERROR, "%s failed: %s. %s", _named(scope), problem.message, problem.remedy, extra=told)
@@ -80,7 +80,7 @@ async def on_atoll_error(request: Request, cause: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, cause: Exception) -> Response:
-    """What Starlette itself refuses: a path or a method that is not there."""
+    """Refusals of Starlette itself: a path or a method that is not there."""
     assert isinstance(cause, HTTPException)
     if cause.status_code == 405:
         allowed = ", ".join(_methods_of(request))
@@ -110,7 +110,7 @@ async def on_any_error(request: Request, cause: Exception) -> Response:
 
 
 async def on_client_gone(request: Request, cause: Exception) -> Response:
-    """Nobody hears this answer."""
+    """An answer that nobody hears."""
     return Response(status_code=CLIENT_GONE)
 
 

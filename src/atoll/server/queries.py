@@ -27,7 +27,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """One field of a query, as the parser and as the OpenAPI document see it."""
+    """A field of a query, as the parser and as the OpenAPI document see it."""
 
     name: str
     kind: inspect.Type
@@ -39,7 +39,7 @@ Q = TypeVar("Q", bound=Query)
 
 
 def parse_query(shape: type[Q], query: bytes) -> Q:
-    """What follows a question mark, as `shape`."""
+    """The text that follows a question mark, as `shape`."""
     given = split_query(query)
     known = (parameter for parameter in parameters_of(shape) if parameter.name in given)
     return shape(**{parameter.name: _read(parameter, given[parameter.name]) for parameter in known})

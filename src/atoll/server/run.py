@@ -109,7 +109,7 @@ async def open_machine(settings: Settings) -> Machine | None:
 
 
 def log_inherited(found: Inherited) -> None:
-    """What an earlier server left."""
+    """Log what an earlier server left."""
     counted = ", ".join(f"{len(names)} {what}" for what, names in asdict(found).items() if names)
     if counted:
         logger.info("sandboxes found: %s", counted)
@@ -166,7 +166,7 @@ def listening(settings: Settings) -> Iterator[list[socket.socket]]:
 
 
 def listen_on_path(path: Path) -> socket.socket:
-    """What is left at this path by a dead server is replaced; what a server of another state listens on is not."""
+    """A socket that listens. A dead server's at this path is replaced; that of a server of another state is not."""
     if is_listened_on(path):
         raise occupied(path)
     listener = socket.socket(socket.AF_UNIX)

@@ -29,7 +29,10 @@ from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
 from atoll.server.bodies import last_event, read_json, wants
 from atoll.server.problems import bad_request, json_response
 from atoll.server.queries import MAX_NUMBER, Query
+from atoll.supervisor import labels, upkeep, variables
 from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.info import describe, describe_with_use
+from atoll.supervisor.plans import make_plan
 from atoll.supervisor.roster import Roster
 
 
@@ -89,12 +92,12 @@ def _labels(given: tuple[str, ...]) -> dict[str, str]:
 async def create_sandbox(request: Request) -> Response:
     options = await read_json(request, SandboxOptions)
     actor = actor_of(request)
-    is_new = await actor.ensure(options, caller_of(request))
-    return json_response(await actor.info(), 201 if is_new else 200)
+    is_new = await actor.ensure(make_plan(options), caller_of(request))
+    return json_response(describe(actor), 201 if is_new else 200)
 
 
 async def get_sandbox(request: Request) -> Response:
-    return json_response(await actor_of(request).info_with_use())
+    return json_response(await describe_with_use(actor_of(request)))
 
 
 async def destroy_sandbox(request: Request) -> Response:
@@ -103,37 +106,37 @@ async def destroy_sandbox(request: Request) -> Response:
 
 
 async def set_labels(request: Request) -> Response:
-    labels = await read_json(request, dict[str, str])
+    asked = await read_json(request, dict[str, str])
     actor = actor_of(request)
-    await actor.set_labels(labels, caller_of(request))
-    return json_response(await actor.info())
+    await labels.set_labels(actor, asked, caller_of(request))
+    return json_response(describe(actor))
 
 
 async def set_variables(request: Request) -> Response:
     changes = await read_json(request, dict[str, str | None])
     actor = actor_of(request)
-    await actor.set_env(changes, caller_of(request))
-    return json_response(await actor.info())
+    await variables.set_variables(actor, changes, caller_of(request))
+    return json_response(describe(actor))
 
 
 async def sleep_sandbox(request: Request) -> Response:
     asked = await read_json(request, SleepRequest)
     actor = actor_of(request)
     await actor.sleep(caller_of(request), stop=asked.stop)
-    return json_response(await actor.info())
+    return json_response(describe(actor))
 
 
 async def wake_sandbox(request: Request) -> Response:
     actor = actor_of(request)
     await actor.wake(caller_of(request))
-    return json_response(await actor.info())
+    return json_response(describe(actor))
 
 
 async def change_sandbox(request: Request) -> Response:
     changes = await read_json(request, UpkeepChanges)
     actor = actor_of(request)
-    await actor.set_upkeep(changes, caller_of(request))
-    return json_response(await actor.info())
+    await upkeep.set_upkeep(actor, changes, caller_of(request))
+    return json_response(describe(actor))
 
 
 async def list_events(request: Request, query: EventsQuery) -> Response:

@@ -15,6 +15,7 @@ from atoll.server.bodies import read_json
 from atoll.server.calls import ask
 from atoll.server.problems import json_response
 from atoll.server.sandboxes import actor_of, caller_of
+from atoll.supervisor import sessions
 
 
 async def list_sessions(request: Request) -> Response:
@@ -26,11 +27,11 @@ async def create_session(request: Request) -> Response:
     check_directory(asked.cwd)
     session_id = f"session-{uuid4().hex[:12]}" if asked.id is None else parse_session_id(asked.id)
     call = CreateSession(session_id=session_id, cwd=asked.cwd, env=check_lasting_variables(asked.env))
-    return json_response(await actor_of(request).create_session(call, caller_of(request)), 201)
+    return json_response(await sessions.create_session(actor_of(request), call, caller_of(request)), 201)
 
 
 async def delete_session(request: Request) -> Response:
-    await actor_of(request).delete_session(request.path_params["session_id"], caller_of(request))
+    await sessions.delete_session(actor_of(request), request.path_params["session_id"], caller_of(request))
     return Response(status_code=204)
 
 

@@ -74,7 +74,7 @@ logger = logging.getLogger("atoll.store")
 
 
 class Rows(sqlite3.Cursor):
-    """What a statement finds. Damage may be met at any row."""
+    """The rows that a statement finds. Damage may be met at any row."""
 
     connection: Database
 
@@ -135,7 +135,7 @@ class Database(sqlite3.Connection):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is done in here is done whole or not at all. Nothing may be awaited in it: others use this as well."""
+        """A transaction: done whole or not at all. Nothing may be awaited in it, since others use this as well."""
         self.execute("BEGIN IMMEDIATE")
         try:
             yield

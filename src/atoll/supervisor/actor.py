@@ -1,5 +1,7 @@
 """The actor: the one owner of a sandbox, through which everything goes that changes it, one change at a time.
 
+It keeps a lifecycle, tells it what happens, and has done what that says.
+
 Rules:
 1. Operations do not wait for each other. They wait for a change that is under way, and a change that ends the sandbox
    ends them.
@@ -14,50 +16,39 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from atoll.engine.base import EventKind, LiveSandbox
-from atoll.protocol.arguments import check_lasting_variables
-from atoll.protocol.durations import parse_duration
-from atoll.protocol.environment import check_environment
-from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, AtollError, ErrorCode, error
-from atoll.protocol.limits import parse_limits
-from atoll.protocol.processes import KillAllProcesses
-from atoll.protocol.sandboxes import (
-    SandboxEvent,
-    SandboxInfo,
-    SandboxOptions,
-    SandboxState,
-    UpkeepChanges,
-    Use,
-    check_labels,
-)
-from atoll.protocol.sessions import DeleteSession, SetEnvironment
+from atoll.engine.base import LiveSandbox
+from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, AtollError, ErrorCode
+from atoll.protocol.sandboxes import SandboxEvent, SandboxState
 from atoll.store.moments import since_boot
 from atoll.supervisor.agent_connection import AgentConnection, first_frame
-from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
-from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink, check_room, link_to
+from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink
 from atoll.supervisor.history import History
-from atoll.supervisor.records import SLEEP_AFTER_SECONDS, SandboxRecord, Upkeep
+from atoll.supervisor.lifecycle import ASKED_FOR, ATOLL, Effect, Event, Lifecycle, State, step
+from atoll.supervisor.plans import Plan, Upkeep
+from atoll.supervisor.records import SandboxRecord
+from atoll.supervisor.running import KERNEL, Order, Running, not_found
 
 if TYPE_CHECKING:
     from atoll.protocol.calls import Answer, Call
     from atoll.protocol.ids import SandboxId
-    from atoll.protocol.sessions import CreateSession, SessionInfo
     from atoll.store.timeline import Timeline
+    from atoll.supervisor.deadlines import Deadlines
     from atoll.supervisor.machine import Machine
 
-ASKED_FOR = "it was asked for"
+WHEN_USED = "it was used"
 WHEN_UNSAID = "the server that made it was killed before it could say so"
 WHEN_RESTORED = "its record was lost or old, and was made anew from its disk"
 WHEN_RECOVERED = "the pool that its disk is in took nothing more, and had to be mounted anew"
 WHEN_REMOVED_LATE = "it was asked for while the pool took nothing more"
 BEDTIME_SECONDS = 1.0  # who asks for sleep waits so long for what is under way, which mostly takes less
 END_SECONDS = 10.0  # from the moment an agent cannot be reached to the end of all processes around it
+AGENT_CHECK_SECONDS = 15.0
 MAX_ATTEMPTS = 3
-WATCH_PAUSE_SECONDS = 1.0
 
 logger = logging.getLogger("atoll.supervisor")
 
@@ -70,70 +61,126 @@ class Caller(msgspec.Struct, frozen=True):
     name: str
     makes_none: bool = False
 
-
-ATOLL, KERNEL = Caller("atoll"), Caller("kernel")
-KILLS = {
-    EventKind.OOM_KILLED: ("it used all the memory it may", KERNEL),
-    EventKind.HOARD_KILLED: ("it held more in sockets or file locks than it may", ATOLL),
-}
+    def order(self, cause: str) -> Order:
+        """For what this one has done to a sandbox; one that is not there yet is a usual one."""
+        return Order(cause, self.name, None if self.makes_none else Plan())
 
 
 class SandboxActor:
-    def __init__(self, name: SandboxId, machine: Machine, timeline: Timeline) -> None:
+    def __init__(self, name: SandboxId, machine: Machine, timeline: Timeline, deadlines: Deadlines) -> None:
         self.name = name
-        self._machine = machine
-        self._history = History(name, timeline)
+        self.look_at = inf  # when a look at it is planned
+        self.machine = machine
+        self._deadlines = deadlines
+        self.history = History(name, timeline)
+        self.running = Running(name, machine, self.history)
+        self._life = Lifecycle()
         self._lock = asyncio.Lock()
         self._changes = 0
-        self._live: LiveSandbox | None = None
-        self._link: AgentLink | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._is_frozen = False
-        self._in_use = 0
         self._is_unused = asyncio.Event()
         self._is_unused.set()
-        self._bedtime: Caller | None = None  # who asked for it to sleep, as soon as nothing is under way
-        self._last_used = since_boot()
 
     @property
     def is_awake(self) -> bool:
-        return self._live is not None and not self._is_frozen
+        return self._life.state in (State.RUNNING, State.FREEZING, State.STOPPING)
 
     @property
     def is_in_use(self) -> bool:
         """Whether somebody holds it, or waits for it: then there must be no second actor of its id."""
-        return self._in_use > 0 or self._changes > 0 or self._history.is_followed
+        return self._life.uses > 0 or self._changes > 0 or self.history.is_followed
+
+    @property
+    def needs_server(self) -> bool:
+        return self.is_awake or self.is_in_use or self.is_to_be_stopped
+
+    @property
+    def is_to_be_stopped(self) -> bool:
+        """Whether it sleeps, and not for ever."""
+        return self._life.state is State.FROZEN and self._life.upkeep.stop_after is not None
+
+    # Its lifecycle: told what happens, and what it says done.
 
     @asynccontextmanager
-    async def _change(self) -> AsyncIterator[None]:
+    async def change(self) -> AsyncIterator[None]:
         self._changes += 1
         try:
             async with self._lock:
+                if self.running.live is None:  # what is on record may have been changed by who sets disks right
+                    self._tell(self.running.found())
                 yield
         finally:
             self._changes -= 1
 
+    def _tell(self, event: Event, moment: float | None = None) -> Effect | None:
+        self._life, effect = step(self._life, event, since_boot() if moment is None else moment)
+        self._plan_look(self._life.deadline)
+        return effect
+
+    def _plan_look(self, moment: float | None) -> None:
+        if moment is not None and moment < self.look_at:
+            self.look_at = moment
+            self._deadlines.add(moment, self.name)
+
+    async def have(self, event: Event, order: Order) -> None:
+        """Take all steps to what is asked for."""
+        while await self._take_step(event, order):
+            continue
+
+    async def _take_step(self, event: Event, order: Order) -> bool:
+        """Whether there was one to be taken."""
+        effect = self._tell(event)
+        if effect is None:
+            return False
+        try:
+            found = await self.running.perform(effect, order)
+        except BaseException:
+            self._note_found(self.running.found())
+            raise
+        self._note_found(found)
+        return True
+
+    def _note_found(self, found: Event, since: float | None = None) -> None:
+        self.running.watch(self._note_end)
+        if self.running.live and (record := self.machine.find(self.name)):
+            self.treat(record.upkeep)
+        self._tell(found, since)
+
+    async def _note_end(self, live: LiveSandbox) -> None:
+        """It has ended by itself."""
+        async with self.change():
+            if self.running.live is live:
+                try:
+                    await self.running.end_by_itself()
+                finally:
+                    self._tell(self.running.found())
+
+    # Its use.
+
     @asynccontextmanager
     async def use(self, by: Caller) -> AsyncIterator[AgentLink]:
         """Its agent; the sandbox is made, started or thawed if need be, and stays awake while this lasts."""
-        self._in_use += 1
+        self._tell(Event.USED)
         self._is_unused.clear()
-        self._bedtime = None
+        self._plan_look(since_boot() + AGENT_CHECK_SECONDS)
         try:
-            link = self._link
-            if link is None or self._is_frozen or self._changes:
+            link = self.running.link
+            if link is None or self._changes or self._life.state is not State.RUNNING:
                 link = await self._wake(by)
             yield link
         except (AgentLostError, AgentTimeoutError, AgentMisbehavedError) as problem:
             problem.about(sandbox=self.name)
             raise
         except AtollError as problem:
-            raise self._machine.storage.explain(problem, self.name) from problem.__cause__
+            raise self.machine.storage.explain(problem, self.name) from problem.__cause__
         finally:
-            self._in_use -= 1
-            self._last_used = since_boot()
-            if not self._in_use:
+            self._tell(Event.LEFT)
+            if not self._life.uses:
                 self._is_unused.set()
+
+    async def _wake(self, by: Caller) -> AgentLink:
+        async with self.change():
+            await self.have(Event.BE_AWAKE, by.order(WHEN_USED))
+            return self.running.opened_link()
 
     async def do(self, by: Caller, work: Callable[[AgentLink], Awaitable[T]]) -> T:
         """What `work` returns; it is done again if the sandbox had ended by itself before its agent took anything."""
@@ -169,442 +216,187 @@ class SandboxActor:
 
     async def rest(self) -> None:
         """Let other sandboxes have their turn, if this one has had its own: for who takes long with what it said."""
-        if self._link and self._link.turns.is_over:
-            await self._link.turns.next()
+        if (link := self.running.link) and link.turns.is_over:
+            await link.turns.next()
 
     async def had_ended(self, link: AgentLink, problem: AgentLostError) -> bool:
         """Whether `problem` is that the sandbox ended by itself before its agent took anything."""
         if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:
             return False
-        if self._link is link and self._watcher:
-            await asyncio.wait({self._watcher}, timeout=END_SECONDS)
+        if self.running.link is link:
+            await self.running.wait_for_end(END_SECONDS)
         return link.has_ended
-
-    async def _wake(self, by: Caller) -> AgentLink:
-        async with self._change():
-            if self._live is None:
-                await self._bring_up(None, by)
-            assert self._live
-            await self._thaw("it was used", by)
-            return self._opened_link(self._live)
-
-    def _opened_link(self, live: LiveSandbox) -> AgentLink:
-        if self._link is None:
-            self._link = link_to(self._machine.engine, live, self.name)
-        return self._link
-
-    async def _thaw(self, cause: str, by: Caller) -> None:
-        if self._live and self._is_frozen:
-            await self._machine.engine.thaw(self._live)
-            self._is_frozen = False
-            self._last_used = since_boot()
-            self._history.note_if_possible("thawed", cause=cause, by=by.name)
-
-    async def ensure(self, options: SandboxOptions, by: Caller) -> bool:
-        """Make it if its id is new: then True. Start it if it is stopped.
-
-        One that exists keeps what it has; options that make no sense are refused all the same.
-        """
-        check_options(options)
-        async with self._change():
-            is_new = not self._machine.exists(self.name)
-            if not is_new and options.image != self._record().image:
-                self._machine.images.check(options.image)
-            if self._live is None:
-                await self._bring_up(options, by)
-            return is_new
-
-    async def _bring_up(self, options: SandboxOptions | None, by: Caller) -> None:
-        check_room()
-        if self._machine.exists(self.name):
-            self._take(await self._machine.start(self.name))
-            self._note("started", cause="it was used", by=by)
-        elif options is None and by.makes_none:
-            raise self._not_found()
-        else:
-            options = options or SandboxOptions()
-            live = await self._machine.create(
-                self.name,
-                image=options.image,
-                limits=options.limits,
-                env=check_lasting_variables(options.env),
-                upkeep=to_upkeep(options),
-            )
-            self._take(live)
-            self._history.begin(cause="its id was used for the first time", by=by.name)
-
-    async def take_back(self, lost: str, image: str | None, by: Caller) -> None:
-        """Make a disk that was set aside this sandbox, of which there is none."""
-        async with self._change():
-            await self._machine.take_back(lost, self.name, image)
-            self._history.begin(cause=f"the disk {lost}, which was set aside, was adopted", by=by.name)
-
-    async def adopt(self) -> None:
-        """Take over what an earlier server left running; what ended since is stopped."""
-        if self._history.is_empty or self._history.has_ended:
-            is_restored = self.name in self._machine.inherited.restored
-            self._history.begin(cause=WHEN_RESTORED if is_restored else WHEN_UNSAID, by=ATOLL.name)
-        elif self.name in self._machine.inherited.restored:
-            self._note("restored", cause=WHEN_RESTORED, by=ATOLL)
-        self._history.recall()
-        try:
-            live = await self._machine.adopt(self.name)
-        except AtollError:
-            change = self._history.last_change
-            if change and change.what != "stopped":
-                self._note("stopped", cause="it ended while no server ran", by=KERNEL)
-            return
-        self._take(live)
-        with suppress(FileNotFoundError):  # it ends just now
-            self._is_frozen = self._machine.engine.is_frozen(live)
-        if self._is_frozen != self._history.says_frozen:
-            what = "frozen" if self._is_frozen else "thawed"
-            self._note(what, cause="the server that did it was killed before it could say so", by=ATOLL)
-
-    def _take(self, live: LiveSandbox) -> None:
-        """It runs, so nothing here may fail: one that we did not know of would get a second one on its disk."""
-        self._live = live
-        self._last_used = since_boot()
-        self._watcher = asyncio.create_task(self._watch(live), name=f"watch {self.name}")
-
-    async def _watch(self, live: LiveSandbox) -> None:
-        """To its end, which is acted upon whatever goes wrong before: else it would be running for ever."""
-        while not await self._saw_end(live):
-            continue
-        async with self._change():
-            if self._live is live:
-                self._history.note_if_possible("stopped", cause="its first process was killed", by=KERNEL.name)
-                if self._link:
-                    self._link.has_ended = True
-                await self._let_go()
-
-    async def _saw_end(self, live: LiveSandbox) -> bool:
-        """True when it has ended; False if it must be looked at again: there may be no descriptor for it just now."""
-        try:
-            async for event in self._machine.engine.events(live):
-                if event.kind in KILLS:
-                    cause, by = KILLS[event.kind]
-                    self._history.note_if_possible("oom_killed", cause=cause, by=by.name)
-        except OSError as cause:
-            logger.warning("sandbox %s cannot be watched, so this is tried again: %s", self.name, cause)
-            await asyncio.sleep(WATCH_PAUSE_SECONDS)
-            return False
-        return True
-
-    async def destroy(self, by: Caller) -> None:
-        async with self._change():
-            if not self._machine.is_on_record(self.name):
-                if not self._history.is_empty:
-                    self._history.end(cause=ASKED_FOR, by=by.name)
-                return
-            if self._live is None:
-                await self._machine.remove(self.name)
-            else:
-                if self._link:
-                    self._link.ending = WHEN_DESTROYED
-                try:
-                    await self._machine.destroy(self._live)
-                finally:  # it has ended, also if its disk could not be removed
-                    await self._let_go()
-            self._history.end(cause=ASKED_FOR, by=by.name)
-
-    async def _let_go(self) -> None:
-        """Of a sandbox that has ended."""
-        live, self._live, self._is_frozen, self._bedtime = self._live, None, False, None
-        if self._link:
-            self._link.close()
-            self._link = None
-        if live:
-            await self._machine.stop(live)
-        if self._watcher and self._watcher is not asyncio.current_task():
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
-        self._watcher = None
-
-    async def close(self) -> None:
-        """The server ends; the sandbox lives on."""
-        async with self._change():
-            live, self._live = self._live, None
-            if self._watcher:
-                self._watcher.cancel()
-                await asyncio.gather(self._watcher, return_exceptions=True)
-            if self._link:
-                self._link.ending = WHEN_CLOSED
-                self._link.close()
-                self._link = None
-            if live:
-                await self._machine.engine.release(live)
-
-    async def sleep(self, by: Caller, *, stop: bool = False) -> None:
-        """Freeze it as soon as nothing is under way, unless it is used again before; or stop it, whatever is."""
-        async with self._change():
-            self._record()
-            if stop:
-                await self._stop(ASKED_FOR, by)
-                return
-        self._bedtime = by
-        with suppress(TimeoutError):
-            async with asyncio.timeout(BEDTIME_SECONDS):
-                await self._is_unused.wait()
-        await self.sleep_if_told()
-
-    async def sleep_if_told(self) -> None:
-        if self._bedtime and not self._in_use:
-            async with self._change():
-                if self._bedtime and not self._in_use:
-                    await self._freeze(ASKED_FOR, self._bedtime)
-                    self._bedtime = None
 
     async def wake(self, by: Caller) -> None:
         """As any operation does by itself."""
         async with self.use(by):
             pass
 
+    # What becomes of it.
+
+    async def ensure(self, plan: Plan, by: Caller) -> bool:
+        """Make it if its id is new: then True. Start it if it is stopped. One that exists keeps what it has."""
+        async with self.change():
+            is_new = not self.machine.exists(self.name)
+            if not is_new and plan.image != self.record().image:
+                self.machine.images.check(plan.image)
+            await self.have(Event.BE_UP, Order(WHEN_USED, by.name, plan))
+            return is_new
+
+    async def take_back(self, lost: str, image: str | None, by: Caller) -> None:
+        """Make a disk that was set aside this sandbox, of which there is none."""
+        async with self.change():
+            await self.machine.take_back(lost, self.name, image)
+            self._tell(self.running.found())
+            self.history.begin(cause=f"the disk {lost}, which was set aside, was adopted", by=by.name)
+
+    async def adopt(self) -> None:
+        """Take over what an earlier server left running; what ended since is stopped."""
+        async with self.change():
+            if self.running.live is None:
+                await self._adopt()
+
+    async def _adopt(self) -> None:
+        if self.history.is_empty or self.history.has_ended:
+            is_restored = self.name in self.machine.inherited.restored
+            self.history.begin(cause=WHEN_RESTORED if is_restored else WHEN_UNSAID, by=ATOLL)
+        elif self.name in self.machine.inherited.restored:
+            self.history.note("restored", cause=WHEN_RESTORED, by=ATOLL)
+        self.history.recall()
+        try:
+            live = await self.machine.adopt(self.name)
+        except AtollError:
+            change = self.history.last_change
+            if change and change.what != "stopped":
+                self.history.note("stopped", cause="it ended while no server ran", by=KERNEL)
+            return
+        self.running.live = live
+        found = self.running.found()
+        is_frozen = found is Event.STANDS_STILL
+        try:
+            if is_frozen != self.history.says_frozen:
+                what = "frozen" if is_frozen else "thawed"
+                self.history.note(what, cause="the server that did it was killed before it could say so", by=ATOLL)
+        finally:
+            self._note_found(found, since_boot() - self.history.asleep_for())
+
+    async def destroy(self, by: Caller) -> None:
+        async with self.change():
+            if not self.machine.is_on_record(self.name):
+                if not self.history.is_empty:
+                    self.history.end(cause=ASKED_FOR, by=by.name)
+                return
+            await self._take_step(Event.BE_GONE, Order(ASKED_FOR, by.name))
+            self.history.end(cause=ASKED_FOR, by=by.name)
+
+    async def close(self) -> None:
+        """The server ends; the sandbox lives on."""
+        async with self.change():
+            await self.running.close()
+            self._tell(self.running.found())
+
+    async def sleep(self, by: Caller, *, stop: bool = False) -> None:
+        """Freeze it as soon as nothing is under way, unless it is used again before; or stop it, whatever is."""
+        async with self.change():
+            self.record()
+            if stop:
+                await self.have(Event.BE_STOPPED, Order(ASKED_FOR, by.name))
+                return
+        self._life = self._life.told_to_sleep(by.name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEDTIME_SECONDS):
+                await self._is_unused.wait()
+        await self.do_what_is_due()
+
+    async def end_with_its_disk(self) -> bool:
+        """Its disk takes nothing more, and goes away. Returns whether it ran."""
+        async with self.change():
+            is_running = self.running.live is not None
+            await self.have(Event.BE_ENDED, Order(WHEN_RECOVERED, ATOLL))
+            return is_running
+
+    def note_removal(self) -> None:
+        """One that was destroyed and could not be removed is gone now."""
+        if not self.history.is_empty and not self.machine.is_on_record(self.name):
+            self.history.end(cause=WHEN_REMOVED_LATE, by=ATOLL)
+
+    # What is due.
+
+    async def look(self) -> None:
+        """Do what is due, and plan the next look."""
+        self.look_at = inf
+        try:
+            await self.check_agent()
+            await self.do_what_is_due()
+        finally:
+            self._plan_looks()
+
+    def _plan_looks(self) -> None:
+        self._plan_look(self._life.deadline)
+        link = self.running.link
+        if self._life.uses or (link and link.is_waited_for):
+            self._plan_look(since_boot() + AGENT_CHECK_SECONDS)
+        if link and (seconds := link.let_idle_go(IDLE_SECONDS)) is not None:
+            self._plan_look(since_boot() + seconds)
+
+    async def do_what_is_due(self) -> None:
+        """Put it to sleep, or stop it. What cannot be done is tried again a moment later."""
+        if self._life.due(since_boot()) is None:
+            return
+        async with self.change():
+            if due := self._life.due(since_boot()):
+                try:
+                    await self.have(due.event, Order(due.cause, due.by))
+                except BaseException:
+                    self._life = self._life.put_off(since_boot())
+                    raise
+
     async def check_agent(self) -> None:
         """One that does not answer has all that waits for it given up. Whatever it does, its first process answers."""
-        link, change = self._link, self._history.last_change
-        if link is None or self._is_frozen or not link.is_waited_for:
+        link, change = self.running.link, self.history.last_change
+        if link is None or self._life.state is State.FROZEN or not link.is_waited_for:
             return
         try:
             await link.ping()
         except AgentTimeoutError:
-            if self._history.last_change is change:  # it has not been asleep meanwhile
+            if self.history.last_change is change:  # it has not been asleep meanwhile
                 logger.warning("the agent of sandbox %s does not answer", self.name)
                 link.give_up()
         except AgentLostError:  # it ends just now, which others see to
             pass
 
-    def let_idle_connections_go(self) -> None:
-        if self._link:
-            self._link.let_idle_go(IDLE_SECONDS)
-
-    async def sleep_if_idle(self) -> None:
-        """Freeze what nobody has used for as long as it was asked to stay awake."""
-        await self.sleep_if_told()
-        if not self.is_awake:  # also one whose record cannot be read
-            return
-        record = self._machine.find(self.name)
-        if record is None or record.upkeep.keep_alive or not self._is_idle_for(record.upkeep.sleep_after):
-            return
-        async with self._change():
-            if self._is_idle_for(record.upkeep.sleep_after):
-                await self._freeze(f"nobody used it for {record.upkeep.sleep_after:g} seconds", ATOLL)
-
-    def _is_idle_for(self, seconds: float) -> bool:
-        return self.is_awake and not self._in_use and since_boot() - self._last_used >= seconds
-
-    async def _freeze(self, cause: str, by: Caller) -> None:
-        if self._live and not self._is_frozen:
-            await self._machine.engine.freeze(self._live)
-            self._is_frozen = True
-            self._note("frozen", cause=cause, by=by)
-
-    @property
-    def is_to_be_stopped(self) -> bool:
-        """Whether it sleeps, and not for ever."""
-        record = self._machine.find(self.name) if self._is_frozen else None
-        return record is not None and record.upkeep.stop_after is not None
-
-    async def stop_if_long_asleep(self) -> None:
-        if self.is_to_be_stopped:
-            async with self._change():
-                after = self._record().upkeep.stop_after
-                if self._is_frozen and after is not None and self._history.asleep_for() >= after:
-                    await self._stop(f"it slept for {after:g} seconds", ATOLL)
-
-    async def _stop(self, cause: str, by: Caller) -> None:
-        live = self._live
-        if live is None:
-            return
-        await self._thaw("it is about to be stopped", by)
-        with suppress(AtollError):  # one that does not answer is ended all the same
-            # They are told first, and given a moment.
-            await self._opened_link(live).ask(KillAllProcesses())
-        if self._link:
-            self._link.ending = WHEN_STOPPED
-        await self._machine.stop(live)
-        if self._link:
-            self._link.has_ended = True  # so that a call which it did not take any more starts it again
-        self._note("stopped", cause=cause, by=by)
-        await self._let_go()
-
-    async def end_with_its_disk(self) -> bool:
-        """Its disk takes nothing more, and goes away. Nothing of it is asked: whatever it did would wait for the disk.
-
-        Returns whether it ran.
-        """
-        async with self._change():
-            live = self._live
-            if live is None:
-                return False
-            if self._link:
-                self._link.ending = WHEN_DISK_FAILED
-            await self._machine.stop(live)
-            if self._link:
-                self._link.has_ended = True
-            self._history.note_if_possible("stopped", cause=WHEN_RECOVERED, by=ATOLL.name)
-            await self._let_go()
-            return True
-
-    def note_removal(self) -> None:
-        """One that was destroyed and could not be removed is gone now."""
-        if not self._history.is_empty and not self._machine.is_on_record(self.name):
-            self._history.end(cause=WHEN_REMOVED_LATE, by=ATOLL.name)
-
-    async def info(self, use: Use | None = None) -> SandboxInfo:
-        record, change = self._record(), self._history.last_change
-        return SandboxInfo(
-            id=self.name,
-            state=self.state,
-            since=change.time if change else record.created_at,
-            cause=change.cause if change else "",
-            created_at=record.created_at,
-            image=record.image,
-            image_state=record.image_state,
-            isolation=self._machine.engine.isolation,
-            limits=record.limits,
-            labels=record.upkeep.labels,
-            env=sorted(name for name, value in record.env.items() if value is not None),
-            sleep_after=record.upkeep.sleep_after,
-            keep_alive=record.upkeep.keep_alive,
-            stop_after=record.upkeep.stop_after,
-            use=use,
-        )
-
-    async def info_with_use(self) -> SandboxInfo:
-        self._record()  # it may not be there
-        return await self.info(await self._use())
+    # What is known of it.
 
     @property
     def state(self) -> SandboxState:
-        if self._live is None:
+        if self.running.live is None:
             return SandboxState.STOPPED
-        return SandboxState.FROZEN if self._is_frozen else SandboxState.RUNNING
+        is_asleep = self._life.state in (State.FROZEN, State.THAWING)
+        return SandboxState.FROZEN if is_asleep else SandboxState.RUNNING
 
-    async def _use(self) -> Use | None:
-        live = self._live
-        if live is None:
-            return None
-        with suppress(FileNotFoundError):  # it ends just now
-            usage = await self._machine.engine.usage(live)
-            use = Use(
-                cpu_seconds=usage.cpu_seconds,
-                memory=usage.memory,
-                processes=usage.processes,
-                oom_kills=usage.oom_kills,
-                disk=await asyncio.to_thread(self._machine.disk_use, self.name),
-            )
-            return use if live is self._live else None  # its control group may be another's by now
-        return None
+    def record(self) -> SandboxRecord:
+        record = self.machine.find(self.name)
+        if record is None:
+            raise not_found(self.name)
+        return record
 
-    async def set_labels(self, labels: dict[str, str], by: Caller) -> None:
-        check_labels(labels)
-        async with self._change():
-            record = await self._record_of_existing(by)
-            upkeep = msgspec.structs.replace(record.upkeep, labels=labels)
-            self._machine.update(record, upkeep=upkeep)
-            self._note("labels_changed", cause=ASKED_FOR, by=by)
+    async def record_to_change(self, by: Caller) -> SandboxRecord:
+        """For who has begun a change. The sandbox is made, if its id is new."""
+        if not self.machine.exists(self.name):
+            await self.have(Event.BE_UP, by.order(WHEN_USED))
+        return self.record()
 
-    async def set_upkeep(self, changes: UpkeepChanges, by: Caller) -> None:
-        checked = checked_upkeep(changes)
-        async with self._change():
-            record = await self._record_of_existing(by)
-            self._machine.update(record, upkeep=msgspec.structs.replace(record.upkeep, **checked))
-            asked = " and ".join(f"{name}={_in_words(value)}" for name, value in checked.items())
-            self._note("upkeep_changed", cause=f"{asked or 'nothing'} was asked for", by=by)
-
-    async def set_env(self, changes: dict[str, str | None], by: Caller) -> None:
-        check_lasting_variables(changes)
-        async with self._change():
-            record = await self._record_of_existing(by)
-            merged = {**record.env, **changes}
-            check_environment(merged)
-            if self._live:
-                await self._thaw("its variables are set", by)
-                await self._tell_environment(self._opened_link(self._live), changes)
-            defaults = self._machine.default_env(record)
-            kept = {name: value for name, value in merged.items() if value is not None or name in defaults}
-            self._machine.update(record, env=kept)
-            self._note("env_changed", cause=ASKED_FOR, by=by)
-
-    async def _record_of_existing(self, by: Caller) -> SandboxRecord:
-        """It is made, if its id is new."""
-        if not self._machine.exists(self.name):
-            await self._bring_up(None, by)
-        return self._record()
-
-    async def _tell_environment(self, link: AgentLink, changes: dict[str, str | None]) -> None:
-        try:
-            await link.ask(SetEnvironment(env=changes))
-        except AgentLostError as problem:
-            if problem.code != ErrorCode.SANDBOX_NOT_RUNNING:  # if it ends just now, the next start has them
-                raise
-
-    async def create_session(self, call: CreateSession, by: Caller) -> SessionInfo:
-        created = await self.ask(by, call)
-        self._note_session("session_created", call.session_id, by)
-        return created
-
-    async def delete_session(self, session_id: str, by: Caller) -> None:
-        await self.ask(by, DeleteSession(session_id=session_id))
-        self._note_session("session_deleted", session_id, by)
-
-    def _note_session(self, what: str, session_id: str, by: Caller) -> None:
-        if self._machine.exists(self.name):  # its end is the last that is noted
-            self._note(what, cause=f"{session_id!r} was asked for", by=by)
+    def treat(self, upkeep: Upkeep) -> None:
+        """As it is on record from now on."""
+        self._life = self._life.treated(upkeep)
+        self._plan_look(self._life.deadline)
 
     def events(self, since: int) -> list[SandboxEvent]:
-        events = self._history.since(since)
-        if not events and self._history.is_empty:
-            self._record()
+        events = self.history.since(since)
+        if not events and self.history.is_empty:
+            self.record()
         return events
 
     def follow(self, since: int) -> AsyncGenerator[SandboxEvent, None]:
         """What was, then what happens, to the end of the sandbox."""
-        return self._history.follow(since, lambda: self._machine.is_on_record(self.name))
-
-    def _note(self, what: str, *, cause: str, by: Caller) -> None:
-        self._history.note(what, cause=cause, by=by.name)
-
-    def _record(self) -> SandboxRecord:
-        record = self._machine.find(self.name)
-        if record is None:
-            raise self._not_found()
-        return record
-
-    def _not_found(self) -> AtollError:
-        return error(
-            ErrorCode.SANDBOX_NOT_FOUND,
-            f"there is no sandbox {self.name!r}",
-            remedy="Check the id; any operation on it, such as exec, makes it.",
-            sandbox=self.name,
-        )
-
-
-def checked_upkeep(changes: UpkeepChanges) -> dict[str, Any]:
-    """Fields of `Upkeep` with what they become."""
-    given = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not msgspec.UNSET}
-    for name in ("sleep_after", "stop_after"):
-        if given.get(name) is not None:
-            given[name] = parse_duration(given[name], name)
-    return given
-
-
-def _in_words(value: object) -> str:
-    return f"{value:g}s" if isinstance(value, float) else str(value)
-
-
-def check_options(options: SandboxOptions) -> None:
-    """Raise for what cannot be. Whether there is such an image is known when it is looked for."""
-    parse_limits(options.limits)
-    check_lasting_variables(options.env)
-    to_upkeep(options)
-
-
-def to_upkeep(options: SandboxOptions) -> Upkeep:
-    sleep_after = SLEEP_AFTER_SECONDS if options.sleep_after is None else options.sleep_after
-    return Upkeep(
-        labels=check_labels(options.labels),
-        sleep_after=parse_duration(sleep_after, "sleep_after"),
-        keep_alive=options.keep_alive,
-    )
+        return self.history.follow(since, lambda: self.machine.is_on_record(self.name))

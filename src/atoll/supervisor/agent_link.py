@@ -94,11 +94,14 @@ class AgentLink:
         self._is_closed = True
         self.let_idle_go(0)
 
-    def let_idle_go(self, seconds: float) -> None:
-        """Close connections that nobody has used for so long."""
+    def let_idle_go(self, seconds: float) -> float | None:
+        """Close connections that nobody has used for so long. Returns in how many seconds the next will be; None if
+        there is none.
+        """
         since = time.monotonic() - seconds
         while self._idle and self._idle[0].idle_since <= since:
             self._idle.popleft().abort()
+        return self._idle[0].idle_since - since if self._idle else None
 
     async def ping(self) -> Pong:
         return await self.ask(Ping())

@@ -86,7 +86,7 @@ class History:
         return moments.elapsed(self.last_change.moment, moments.now())
 
     async def follow(self, since: int, exists: Callable[[], bool]) -> AsyncGenerator[SandboxEvent, None]:
-        """What was first, then what happens, to the end of the sandbox; `exists` says whether that is yet to come.
+        """All events, then those that come, to the end of the sandbox; `exists` says whether that is yet to come.
 
         One who does not read misses some, and sees it by their numbers; the last is never missed.
         """

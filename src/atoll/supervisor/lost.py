@@ -40,7 +40,7 @@ def first_note(reason: str, now: datetime) -> bytes:
 
 
 def decode_note(content: bytes | None, now: datetime) -> Note:
-    """One that cannot be read begins anew."""
+    """The note of a lost disk. One that cannot be read begins anew."""
     try:
         return msgspec.json.decode(content or b"", type=Note)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -71,7 +71,7 @@ def list_lost(storage: Storage) -> list[LostSandbox]:
 
 
 def record_of(storage: Storage, name: str) -> SandboxRecord | None:
-    """What a lost disk carries."""
+    """The record that a lost disk carries."""
     storage.lost.path(name)
     kept = decode(storage.record(f"{DIRECTORY}/{name}"))
     return kept.record if kept else None

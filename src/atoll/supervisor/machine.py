@@ -24,11 +24,10 @@ import msgspec
 from atoll.engine.base import DiskKind, EngineSettings, LiveSandbox, SandboxSpec
 from atoll.engine.choose import chosen_engine
 from atoll.images.catalog import ImageCatalog
-from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
-from atoll.protocol.limits import Limits, parse_limits
-from atoll.protocol.sandboxes import DEFAULT_IMAGE, LostSandbox
+from atoll.protocol.limits import Limits
+from atoll.protocol.sandboxes import DEFAULT_IMAGE, LostSandbox, SandboxOptions
 from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
 from atoll.store.database import keep_log_short, open_database
@@ -37,10 +36,11 @@ from atoll.store.timeline import Timeline
 from atoll.supervisor import lost
 from atoll.supervisor.disk_records import Mark, encode
 from atoll.supervisor.gate import Gate
+from atoll.supervisor.plans import Plan, make_plan
 from atoll.supervisor.promised_memory import OVERCOMMIT, PromisedMemory
 from atoll.supervisor.reconcile import Ground, Inherited, look_at_disks, reconcile
 from atoll.supervisor.record_files import take_over_files
-from atoll.supervisor.records import Records, SandboxRecord, Upkeep
+from atoll.supervisor.records import Records, SandboxRecord
 from atoll.supervisor.recovery import finish_removals, make_missing
 from atoll.supervisor.state_lock import StateLock
 
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 DEFAULT_STATE = Path("/var/lib/atoll")
 DEFAULT_RUNTIME = Path("/run/atoll")
-DEFAULT_UPKEEP = Upkeep()
 LOST_LOOK_SECONDS = 3600.0
 STORAGES = {DiskKind.LOCAL_DIRECTORY: open_storage}
 ENV = {
@@ -216,29 +215,33 @@ class Machine:
         self,
         sandbox_id: str,
         *,
-        image: str = "host",
+        image: str = DEFAULT_IMAGE,
         limits: Limits | str | dict[str, Any] | None = None,
         env: dict[str, str] | None = None,
-        upkeep: Upkeep = DEFAULT_UPKEEP,
     ) -> LiveSandbox:
+        """What `make` does, for who has no plan."""
+        given = msgspec.to_builtins(limits) if isinstance(limits, Limits) else limits
+        plan = make_plan(SandboxOptions(image=image, limits=given, env=env or {}))
+        return await self.make(parse_sandbox_id(sandbox_id), plan)
+
+    async def make(self, name: SandboxId, plan: Plan) -> LiveSandbox:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
-        name, accepted = parse_sandbox_id(sandbox_id), parse_limits(limits, self.storage.largest_disk)
-        check_environment(env or {})
         self.database.check_in_place()
+        limits = plan.limits_where(self.storage.largest_disk)
         with self._using_disks():  # said first: an id may be taken by a removal that waits for the same
             if self._records.is_taken(name):
                 raise already_exists(name)
-        rootfs = self.images.known(image)
+        rootfs = self.images.known(plan.image)
         if rootfs is None:
-            rootfs = await self._resolve(image)
+            rootfs = await self._resolve(plan.image)
         record = SandboxRecord(
             id=name,
             image=rootfs.image,
             image_state=rootfs.state,
-            limits=accepted,
+            limits=limits,
             created_at=datetime.now(UTC),
-            env=dict(env or {}),
-            upkeep=upkeep,
+            env=dict(plan.env),
+            upkeep=plan.upkeep,
         )
         with self._using_disks():
             return await self._create(record, rootfs)

@@ -38,7 +38,7 @@ OTHER = "the database knows another sandbox of this id, which was made at anothe
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
-    """What remains to be done about one sandbox: end what `record` says may be running, remove its disk, forget it."""
+    """The rest to be done about one sandbox: end what `record` says may be running, remove its disk, forget it."""
 
     id: SandboxId
     record: SandboxRecord | None = None
@@ -83,7 +83,7 @@ class Inherited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):
-    """What decisions are made on besides rows and disks. `destroyed_at` tells when the last sandbox of an id was
+    """The ground for decisions besides rows and disks. `destroyed_at` tells when the last sandbox of an id was
     destroyed, if that is on the timeline; `was_removed`, whether it is certain that a disk which is gone was removed.
     """
 
@@ -93,7 +93,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(rows: Iterable[Row], disks: Iterable[Disk], ground: Ground) -> list[Decision]:
-    """What to do, given every record and every disk that is there."""
+    """The decisions, given every record and every disk that is there."""
     by_id = {row.id: row for row in rows}
     left = {name: disk for disk in disks if (name := _as_id(disk.name))}
     decisions = (_decide_one(name, by_id.get(name), left.get(name), ground) for name in sorted(left | by_id))
@@ -152,12 +152,12 @@ def _decide_on_created(record: SandboxRecord, kept: DiskRecord | None) -> Decisi
 
 
 def _own(disk: Disk | None, name: SandboxId) -> DiskRecord | None:
-    """What a disk carries, if that is of the sandbox it is called by."""
+    """The record that a disk carries, if that is of the sandbox it is called by."""
     return disk.kept if disk and disk.kept and disk.kept.record.id == name else None
 
 
 async def reconcile(records: Records, storage: Storage, engine: Engine, ground: Ground) -> Inherited:
-    """Nobody else may be using the state directory."""
+    """Set right what is there. Nobody else may be using the state directory."""
     rows, disks = records.rows(), look_at_disks(storage)
     known = [row.record for row in rows if row.record] + [disk.kept.record for disk in disks if disk.kept]
     await engine.settle([record.to_live() for record in known])
@@ -189,7 +189,7 @@ async def reconcile(records: Records, storage: Storage, engine: Engine, ground: 
 
 
 def look_at_disks(storage: Storage) -> list[Disk]:
-    """What each carries. One that cannot be looked at carries nothing that can be read, and is not empty."""
+    """Disks and what each carries. One that cannot be looked at carries nothing that can be read, and is not empty."""
     return [_look_at(name, storage) for name in sorted(storage.names()) if _as_id(name)]
 
 

@@ -26,7 +26,7 @@ HALF_WRITTEN = ".new"
 
 
 def take_over_files(state: Path, database: Database) -> None:
-    """Nobody else may be using the state directory."""
+    """Take over the files. Nobody else may be using the state directory."""
     files, done = state / DIRECTORY, state / TAKEN_OVER
     try:
         if files.is_dir():

@@ -28,17 +28,7 @@ from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
 from atoll.store.database import Database, unusable
 from atoll.supervisor.earlier_records import in_todays_words
-
-SLEEP_AFTER_SECONDS = 600.0
-
-
-class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sandbox is treated: what it is found by, and when it is put to sleep and stopped."""
-
-    labels: dict[str, str] = {}
-    sleep_after: float = SLEEP_AFTER_SECONDS
-    keep_alive: bool = False
-    stop_after: float | None = None  # from when it was put to sleep; None for never
+from atoll.supervisor.plans import Upkeep
 
 
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from contextlib import suppress
+from collections.abc import Coroutine
+from contextlib import closing, suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 from atoll.protocol.errors import AtollError, NotFoundError
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.sandboxes import AdoptRequest, LostSandbox, SandboxInfo, SandboxList, SandboxQuery
+from atoll.store.moments import since_boot
 from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.deadlines import Alarm, Deadlines
 from atoll.supervisor.descriptors import check_room_for
+from atoll.supervisor.info import describe, describe_with_use
 from atoll.supervisor.recovery import Recovery
 
 if TYPE_CHECKING:
     from atoll.store.timeline import Timeline
     from atoll.supervisor.machine import Machine
 
-IDLE_CHECK_SECONDS = 1.0
-AGENT_CHECK_SECONDS = 15.0
 MANY_ACTORS = 64
+LOOKS_AT_ONCE = 16
 LOOKS_PER_TURN, INFOS_PER_TURN = 500, 25  # of a list, before others have theirs: a quarter of a millisecond
 
 logger = logging.getLogger("atoll.supervisor")
@@ -35,7 +39,10 @@ class Roster:
         self._timeline = timeline
         self._actors: dict[SandboxId, SandboxActor] = {}
         self._too_many = MANY_ACTORS
-        self._tasks: list[asyncio.Task[None]] = []
+        self._deadlines = Deadlines(self._look_planned_at)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._who_needs_us: SandboxActor | None = None
 
     async def __aenter__(self) -> Roster:
         """Go on with what an earlier server left running."""
@@ -43,26 +50,29 @@ class Roster:
         for record in self._machine.records():
             await self.actor(record.id).adopt()
         self._timeline.retire_all_but(self._machine.is_on_record)
-        self._tasks = [
-            asyncio.create_task(self._put_idle_ones_to_sleep(), name="put idle sandboxes to sleep"),
-            asyncio.create_task(self._check_agents(), name="look whether agents answer"),
-            asyncio.create_task(Recovery(self._machine, self).watch(), name="recover disks that take nothing more"),
-        ]
+        self._begin(self._keep_deadlines(), "keep the deadlines of sandboxes")
+        self._begin(Recovery(self._machine, self).watch(), "recover disks that take nothing more")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for actor in list(self._actors.values()):
             await actor.close()
+
+    def _begin(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def actor(self, sandbox_id: str) -> SandboxActor:
         name = parse_sandbox_id(sandbox_id)
         if name not in self._actors:
             if len(self._actors) >= self._too_many:
                 self._forget_unused()
-            self._actors[name] = SandboxActor(name, self._machine, self._timeline)
+            self._actors[name] = SandboxActor(name, self._machine, self._timeline, self._deadlines)
         return self._actors[name]
 
     def actors(self) -> list[SandboxActor]:
@@ -82,7 +92,10 @@ class Roster:
 
     @property
     def is_needed(self) -> bool:
-        return any(actor.is_awake or actor.is_in_use or actor.is_to_be_stopped for actor in self._actors.values())
+        """Who needed this server when last asked is asked first: so all are looked at only when nobody does."""
+        if self._who_needs_us is None or not self._who_needs_us.needs_server:
+            self._who_needs_us = next((actor for actor in self._actors.values() if actor.needs_server), None)
+        return self._who_needs_us is not None
 
     async def list_lost(self) -> list[LostSandbox]:
         return await asyncio.to_thread(self._machine.lost)
@@ -90,7 +103,7 @@ class Roster:
     async def adopt_lost(self, name: str, asked: AdoptRequest, by: Caller) -> SandboxInfo:
         actor = self.actor(asked.id or self._machine.id_of_lost(name))
         await actor.take_back(name, asked.image, by)
-        return await actor.info()
+        return describe(actor)
 
     async def remove_lost(self, name: str) -> None:
         await self._machine.remove_lost(name)
@@ -109,27 +122,30 @@ class Roster:
                 return SandboxList(sandboxes=found, next=found[-1].id)
             with suppress(NotFoundError):  # destroyed while we look
                 actor = self.actor(record.id)
-                found.append(await (actor.info_with_use() if with_use else actor.info()))
+                found.append(await describe_with_use(actor) if with_use else describe(actor))
                 if len(found) % INFOS_PER_TURN == 0:
                     await asyncio.sleep(0)
         return SandboxList(sandboxes=found)
 
-    async def _put_idle_ones_to_sleep(self) -> None:
-        while True:
-            await asyncio.sleep(IDLE_CHECK_SECONDS)
-            for actor in list(self._actors.values()):
-                actor.let_idle_connections_go()
-                try:
-                    await actor.sleep_if_idle()
-                    await actor.stop_if_long_asleep()
-                except (AtollError, OSError) as cause:  # OSError: it ends just now, and its control group with it
-                    logger.warning("sandbox %s does not sleep: %s", actor.name, cause)
+    def _look_planned_at(self, name: SandboxId) -> float:
+        actor = self._actors.get(name)
+        return actor.look_at if actor else inf
 
-    async def _check_agents(self) -> None:
-        """Clients may wait for as long as a command is silent; not for an agent that is."""
-        while True:
-            await asyncio.sleep(AGENT_CHECK_SECONDS)
-            checks = [actor.check_agent() for actor in self._actors.values()]
-            for failure in await asyncio.gather(*checks, return_exceptions=True):
-                if isinstance(failure, Exception):
-                    logger.warning("an agent cannot be looked at: %s", failure)
+    async def _keep_deadlines(self) -> None:
+        with closing(Alarm()) as alarm:
+            self._deadlines.on_first(alarm.set)
+            while True:
+                await alarm.ring()
+                for name in self._deadlines.take(since_boot()):
+                    self._begin(self._look(self._actors[name]), f"look at {name}")
+                alarm.set(self._deadlines.first)
+
+    async def _look(self, actor: SandboxActor) -> None:
+        """At one, while others are looked at: it may take a while."""
+        async with self._looking:
+            try:
+                await actor.look()
+            except (AtollError, OSError) as cause:  # OSError: it ends just now, and its control group with it
+                logger.warning("sandbox %s does not sleep: %s", actor.name, cause)
+            except Exception as mistake:  # a mistake of ours, which is no reason not to look again
+                logger.error("looking at sandbox %s failed: %s", actor.name, mistake, exc_info=mistake)

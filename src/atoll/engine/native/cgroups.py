@@ -84,7 +84,7 @@ class Cgroups(Protocol):
         ...
 
     def socket_limit(self, name: str) -> int:
-        """What may wait in sockets of its commands."""
+        """The bytes that may wait in sockets of its commands."""
         ...
 
     def held_by_sockets(self, name: str) -> int:

@@ -19,14 +19,14 @@ IN_GROUP = re.compile(r"/(sandbox-\d+)(?:/|$)", re.MULTILINE)
 
 
 class Holder(NamedTuple):
-    """What a line tells: a process of the host's count, or -1; and the device of the file, as the list writes it."""
+    """The facts of a line: a process of the host's count, or -1; and the device of the file, as the list writes it."""
 
     pid: int
     device: str
 
 
 def locks_bytes() -> int:
-    """What all file locks of the machine take; 0 where the kernel does not say."""
+    """The memory that all file locks of the machine take; 0 where the kernel does not say."""
     with suppress(OSError), open("/proc/slabinfo", "rb") as file:
         return parse_slabinfo(file.read())
     return 0
