@@ -432,7 +432,7 @@ async def test_a_stream_that_is_left_ends_the_reading(half: Half, stub: Contract
     async with half.entered(sandbox_of(half, stub).read_file_stream("a")) as stream:
         assert stream.info.size == 2**40
         async for chunk in half.iterate(stream):
-            assert chunk == LARGE[:1_000_000]
+            assert chunk and LARGE.startswith(chunk)  # as much as came at once
             break
     assert await asyncio.to_thread(gone.wait, 60)
     assert [chunk async for chunk in half.iterate(stream)] == []
