@@ -1,6 +1,6 @@
 """Findings about a machine: one per question, and for what is wrong, what to do about it.
 
-Each part asks what it knows to ask, as a list of checks; whoever wants the answers calls `examine` on each.
+Each part asks what it knows to ask, as a list of checks; whoever wants the findings calls `examine` on each.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Check(NamedTuple):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A question and its answer. Names and areas are stable; a program may look for them."""
+    """A check and its outcome. Names and areas are stable; a program may look for them."""
 
     area: Area
     name: str
@@ -76,14 +76,14 @@ def unknown(found: str, remedy: str = "") -> Outcome:
 
 
 def examine(check: Check, *, is_root: bool) -> Finding:
-    """The answer to one check; whatever goes wrong in asking is an answer too."""
-    answer = _ask(check.probe) if is_root or not check.needs_root else unknown("can be seen by root only")
+    """The finding of one check; whatever goes wrong in asking is an outcome too."""
+    outcome = _ask(check.probe) if is_root or not check.needs_root else unknown("can be seen by root only")
     return Finding(
         area=check.area,
         name=check.name,
-        status=answer.status,
-        found=_printable(answer.found),
-        remedy=_printable(answer.remedy),
+        status=outcome.status,
+        found=_printable(outcome.found),
+        remedy=_printable(outcome.remedy),
     )
 
 
