@@ -1,4 +1,4 @@
-"""What every engine promises: start, stop, wait, and nothing left behind, also when its own processes are killed."""
+"""What the native engine promises besides what every engine does: its processes killed, ids, quotas, layers."""
 
 from __future__ import annotations
 

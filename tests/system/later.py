@@ -10,9 +10,6 @@ import sys
 
 from atoll.protocol import versions
 
-versions.PROTOCOL_VERSION = 2  # before anybody asks for it
-versions.SINCE["list_terminals"] = 2
-
 
 def serve() -> None:
     from atoll.cli.main import main
@@ -31,6 +28,8 @@ def make_sandboxes() -> None:
 
 
 if __name__ == "__main__":
+    versions.PROTOCOL_VERSION = 2  # before anybody asks for it
+    versions.SINCE["list_terminals"] = 2
     if sys.argv[1] == "serve":
         serve()
     else:
