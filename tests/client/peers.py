@@ -338,6 +338,7 @@ class ContractHandler(BaseHTTPRequestHandler):
             self.answer(200, EventList(events=happened))
             return
         self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
         text = b"".join(b"id: %d\ndata: %b\n\n" % (one.number, msgspec.json.encode(one)) for one in happened)
