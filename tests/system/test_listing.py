@@ -133,6 +133,7 @@ async def many(machine: Machine, box: Box) -> AsyncIterator[Roster]:
         for one in all_of_them:
             machine._records.forget(one.id)
         timeline.retire_all_but(machine.is_on_record)
+        await machine.adopt(box.live.id)  # the engine was told of each copy that it is let go of
 
 
 async def turns_of(work: Awaitable[object]) -> list[float]:

@@ -96,6 +96,7 @@ async def many_asleep(machine: Machine, box: Box) -> AsyncIterator[Roster]:
         for copy in copies:
             machine._records.forget(copy.id)
         timeline.retire_all_but(machine.is_on_record)
+        await machine.adopt(box.live.id)  # the engine was told of each copy that it is let go of
         await machine.engine.thaw(box.live)
 
 

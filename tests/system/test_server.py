@@ -755,7 +755,7 @@ async def wait_for_event(sandbox: AsyncSandbox, what: str, since: int = 0) -> Sa
 
 
 def first_process(server: RunningServer, sandbox: str) -> int:
-    return int(kept.record(server.state, sandbox)["process"]["pid"])
+    return int(json.loads(kept.record(server.state, sandbox)["handle"])["process"]["pid"])
 
 
 def with_key(server: RunningServer) -> dict[str, str]:
