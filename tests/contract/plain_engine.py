@@ -129,7 +129,7 @@ class PlainEngine:
         if held := self._held.pop(sandbox.handle, None):
             held.release()
 
-    async def settle(self, known: Iterable[LiveSandbox]) -> None:
+    async def settle(self, known: Iterable[LiveSandbox], *, are_all: bool) -> None:
         with self._lock.open("wb") as lock:
             while True:
                 with suppress(BlockingIOError):

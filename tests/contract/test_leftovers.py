@@ -122,7 +122,7 @@ async def test_somebody_elses_process_is_not_ended(
         assert is_in_use(log) and leftovers(log, NURSERY) == []
         engine = NativeEngine(tmp_path / "state", tmp_path / "run")
         with pytest.raises(AtollError) as caught:
-            await engine.settle([])
+            await engine.settle([], are_all=False)
         assert caught.value.code is ErrorCode.NURSERY_FAILED and "fuser" in caught.value.remedy
         await engine.close()
         assert all(other.poll() is None for other in others) and not caplog.text

@@ -127,8 +127,11 @@ class Engine(Protocol):
         """Hold it no longer. It runs on, if it was told to. Twice is fine."""
         ...
 
-    async def settle(self, known: Iterable[LiveSandbox]) -> None:
-        """Return when what earlier processes left half-made has ended. What else may be running is `known`."""
+    async def settle(self, known: Iterable[LiveSandbox], *, are_all: bool) -> None:
+        """Return when what earlier processes left half-made has ended. What else may be running is `known`.
+
+        If these `are_all` that anybody can know of, others that run are ended too.
+        """
         ...
 
     async def stop(self, sandbox: LiveSandbox) -> None:

@@ -164,9 +164,9 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._bytes_of_nothing = 0
-        if self._wire.body:
+        if self._wire.body and self.cycle and not self.cycle.response_complete:
             self._wire.body.add(body)
-        else:
+        else:  # also what comes after the answer, which is read and dropped
             super().on_body(body)
 
     def on_message_complete(self) -> None:

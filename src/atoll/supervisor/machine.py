@@ -177,7 +177,7 @@ class Machine:
 
     async def _end_the_rest(self) -> None:
         known = [row.record.to_live() for row in self._records.rows() if row.record]
-        await self.engine.settle(known)
+        await self.engine.settle(known, are_all=False)
         for left in known:
             if running := await self.engine.adopt(left):
                 await self.stop(running)

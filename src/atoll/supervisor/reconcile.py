@@ -9,7 +9,8 @@ Rules:
 4. A disk that carries a record with the mark `created` is of a sandbox that was reported. Without a row, or with an
    older one, it gets its row from the disk. A row whose disk was removed, as the storage says, goes as well.
 5. A disk about which that is not known is set aside (`storage/lost.py`): nothing that may be somebody's is removed.
-6. A record that can be read nowhere cannot be judged: it stays with its disk, and is listed.
+6. A record that can be read nowhere cannot be judged: it stays with its disk, and is listed. What runs and is in no
+   record may be its sandbox; if there is no such record, it is a stray, and is ended.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ async def reconcile(records: Records, storage: Storage, engine: Engine, ground: 
     """Set right what is there. Nobody else may be using the state directory."""
     rows, disks = records.rows(), look_at_disks(storage)
     known = [row.record for row in rows if row.record] + [disk.kept.record for disk in disks if disk.kept]
-    await engine.settle([record.to_live() for record in known])
+    are_all = all(row.record or row.id in {disk.name for disk in disks if disk.kept} for row in rows)
+    await engine.settle([record.to_live() for record in known], are_all=are_all)
     done: list[Decision] = []
     set_aside, failed, problems = [], [], []
     for decision in decide(rows, disks, ground):

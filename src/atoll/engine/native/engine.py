@@ -149,7 +149,7 @@ class NativeEngine:
         if held := self._held.pop(sandbox.handle, None):
             held.release()
 
-    async def settle(self, known: Iterable[LiveSandbox]) -> None:
+    async def settle(self, known: Iterable[LiveSandbox], *, are_all: bool) -> None:
         try:
             async with asyncio.timeout(LEAVE_SECONDS):
                 await _until_not(is_in_use, self._log)
@@ -160,6 +160,8 @@ class NativeEngine:
             async with asyncio.timeout(SETTLE_SECONDS):
                 await self._until_gone(unknown)
         except TimeoutError:  # one that still answers was told to live on
+            if not are_all:
+                return
             for pid in await asyncio.to_thread(end_strays, unknown):
                 logger.warning("a sandbox that nobody knows any more was still running (process %d), and is ended", pid)
             with suppress(TimeoutError):
