@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.protocol.commands import ExecDone
 from atoll.protocol.files import ChangeType, FileChange, FileChanges, FileDone, FileInfo, FileType
-from atoll.protocol.frames import FrameKind, encode_frame
+from atoll.protocol.frames import FRAMES, FrameKind, encode_frame
 from atoll.protocol.messages import encode_message
 from atoll.protocol.processes import LogEntry, LogPart, OutputStream, ProcessInfo, ProcessStatus
 from atoll.protocol.sandboxes import SandboxEvent
@@ -131,7 +131,11 @@ KINDS = {
         end=frame(FrameKind.DONE, PROCESS) + END,
     ),
     "a timeline": Kind(
-        open=lambda sandbox: sandbox.follow_events(), item=_event, number=lambda event: event.number, end=END
+        open=lambda sandbox: sandbox.follow_events(),
+        item=_event,
+        number=lambda event: event.number,
+        end=END,
+        opening=FRAMES_FOLLOW.replace(FRAMES.encode(), b"text/event-stream"),
     ),
     "a watch": Kind(
         open=lambda sandbox: sandbox.watch("."),
