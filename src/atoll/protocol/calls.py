@@ -94,7 +94,8 @@ def out_of_place(frame: Frame) -> AtollError:
 
 def misbehaved(what: str) -> AtollError:
     message = f"the sandbox's agent broke the protocol: {what}"
-    return error(ErrorCode.AGENT_MISBEHAVED, message, remedy="Stop the sandbox with sleep(stop=True), or destroy it.")
+    remedy = "Stop the sandbox with sleep(stop=True), or destroy it."
+    return error(ErrorCode.AGENT_MISBEHAVED, message, remedy=remedy, reason=what)
 
 
 @cache
