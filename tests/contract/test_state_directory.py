@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -346,9 +346,19 @@ async def test_a_handle_from_before_does_not_harm_the_next_of_that_name(tmp_path
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of 500 MiB."""
-    disk = tmp_path / "small"
+    yield from disk_of("500m", tmp_path)
+
+
+@pytest.fixture
+def larger_disk(tmp_path: Path) -> Iterator[Path]:
+    """One of which a pool does not take all ahead of its writers."""
+    yield from disk_of("2g", tmp_path)
+
+
+def disk_of(size: str, directory: Path) -> Iterator[Path]:
+    disk = directory / "small"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500m", "small", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "small", disk], check=True)
     yield disk
     while subprocess.run(["umount", disk], capture_output=True).returncode:  # the kernel lets go of the pool's file
         os.sched_yield()
@@ -358,23 +368,25 @@ def fill(disk: Path, leave: int) -> Path:
     """Take all but `leave` bytes of a file system."""
     file = disk / "filler"
     with file.open("wb") as filler:
-        os.posix_fallocate(filler.fileno(), 0, shutil.disk_usage(disk).free - leave)
+        while (left := shutil.disk_usage(disk).free - leave) > 0:
+            with suppress(OSError):  # a pool may take some of it at the same moment
+                os.posix_fallocate(filler.fileno(), 0, os.fstat(filler.fileno()).st_size + left)
     return file
 
 
 async def test_a_full_disk_makes_no_half_sandbox_and_goes_on_when_it_has_space(
-    small_disk: Path, busybox_root: Path
+    larger_disk: Path, busybox_root: Path
 ) -> None:
-    async with open_machine(small_disk) as machine:
+    async with open_machine(larger_disk) as machine:
         machine.images.add("busybox", busybox_root)
-        filler = fill(small_disk, 0)
+        filler = fill(larger_disk, 0)
         made = [await machine.create("first", image="busybox", limits={"disk": "300MiB"})]
         with pytest.raises(OSError) as caught:
             for number in range(100):
                 made.append(await machine.create(f"more-{number}", image="busybox", limits={"disk": "300MiB"}))
         assert isinstance(caught.value, AtollError) and caught.value.code == ErrorCode.NO_SPACE
         assert "free space on that disk" in caught.value.remedy
-        assert len(leftovers(small_disk)) == 2 * len(made)
+        assert len(leftovers(larger_disk)) == 2 * len(made)
         assert await run(made[0], "sh", "-c", "echo x >/f; sync /f; cat /f") == b"x\n"
         filler.unlink()
         await machine.destroy(await machine.create("one", image="busybox", limits={"disk": "20MiB"}))
@@ -464,13 +476,13 @@ async def test_a_state_directory_without_space_for_a_pool_says_so(small_disk: Pa
         pass
 
 
-async def test_a_pool_whose_host_disk_is_full_takes_less_and_lives_on(small_disk: Path, busybox_root: Path) -> None:
+async def test_a_pool_whose_host_disk_is_full_takes_less_and_lives_on(larger_disk: Path, busybox_root: Path) -> None:
     """A sandbox would fill the host's disk through its own."""
-    async with open_machine(small_disk) as machine:
+    async with open_machine(larger_disk) as machine:
         machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox", limits={"disk": "300MiB"})
-        filler = fill(small_disk, 0)
-        said = await run(live, "sh", "-c", "dd if=/dev/urandom of=/f bs=1M count=290 2>&1; sync; echo x >/g")
+        live = await machine.create("one", image="busybox", limits={"disk": "1500MiB"})
+        filler = fill(larger_disk, 0)
+        said = await run(live, "sh", "-c", "dd if=/dev/zero of=/f bs=1M count=1490 2>&1; sync; echo x >/g")
         assert b"space" in said or b"uota" in said
         assert await run(live, "sh", "-c", "rm /f; until echo x >/g; do sync; done; cat /g") == b"x\n"
         filler.unlink()
