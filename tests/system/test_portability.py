@@ -26,7 +26,7 @@ here = Path(sys.argv[1])
 sandbox = atoll.get_sandbox("elsewhere")
 assert sandbox.exec("echo $((6 * 7))").stdout == "42\\n"
 assert sandbox.exec("cat", stdin="text").stdout == "text"
-assert [event.data for event in sandbox.exec_stream("echo one; echo two >&2") if event.data] == ["one\\n", "two\\n"]
+assert {event.data for event in sandbox.exec_stream("echo one; echo two >&2") if event.data} == {"one\\n", "two\\n"}
 
 # Input that comes late, from a pipe; and more of it than anybody holds, while as much comes back.
 late, pipe = os.pipe()
