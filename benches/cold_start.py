@@ -27,7 +27,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.views import READ_ONLY, to_hide
 from atoll.protocol.commands import Exec
 from atoll.supervisor.agent_link import AgentLink, link_to
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 
 HERE = Path(__file__).parent
 WARM_UP_ROUNDS = 3
@@ -137,19 +137,19 @@ class Docker:
 class Cold:
     """A new sandbox, its first command, its result."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
         self._count = 0
 
     async def __call__(self) -> float:
         self._count += 1
         start = time.perf_counter()
-        sandbox = await self._machine.create(f"bench-{self._count}")
-        async with link_to(self._machine.engine, sandbox) as link:
+        sandbox = await self._workshop.create(f"bench-{self._count}")
+        async with link_to(self._workshop.engine, sandbox) as link:
             output = await link.run(TRUE)
             taken = time.perf_counter() - start
         assert output.done.exit_code == 0
-        await self._machine.destroy(sandbox)
+        await self._workshop.destroy(sandbox)
         return taken
 
 
@@ -272,23 +272,23 @@ async def main() -> None:
             for where in (None, "/run")
         )
         work.chmod(0o755)
-        async with Machine(work / "state", run / "atoll") as machine:
-            await compare(machine, work, run, rounds)
+        async with Workshop(work / "state", run / "atoll") as workshop:
+            await compare(workshop, work, run, rounds)
 
 
-async def compare(machine: Machine, work: Path, run: Path, rounds: int) -> None:
+async def compare(workshop: Workshop, work: Path, run: Path, rounds: int) -> None:
     with ExitStack() as stack:
-        await _compare(machine, work, run, stack, rounds)
+        await _compare(workshop, work, run, stack, rounds)
 
 
-async def _compare(machine: Machine, work: Path, run: Path, stack: ExitStack, rounds: int) -> None:
-    layer = Path(machine.images.resolve("host").overlays[0].layers[0])
+async def _compare(workshop: Workshop, work: Path, run: Path, stack: ExitStack, rounds: int) -> None:
+    layer = Path(workshop.images.resolve("host").overlays[0].layers[0])
     shown = work / "layer"  # the state directory is private; the C program's child must get through
     shutil.copytree(layer, shown, symlinks=True)
     floor = Floor(work, shown)
     stack.callback(floor.close)
-    sandbox = await machine.create("bench-warm")
-    async with link_to(machine.engine, sandbox) as link:
+    sandbox = await workshop.create("bench-warm")
+    async with link_to(workshop.engine, sandbox) as link:
         variants: dict[str, Variant] = {"subprocess.run": Bare(), "atoll warm": Warm(link), "C floor": floor}
         if shutil.which("crun"):
             for name, architectures in (("crun run", STOCK), ("crun, x86-64", STOCK[:1])):
@@ -297,12 +297,12 @@ async def _compare(machine: Machine, work: Path, run: Path, stack: ExitStack, ro
                 variants[name] = crun
         if image := docker_image():
             variants["docker run"] = Docker(image)
-        variants["atoll cold"] = Cold(machine)
+        variants["atoll cold"] = Cold(workshop)
         state, sockets = work / "state-unprepared", run / "unprepared"
-        async with Machine(state, sockets, engine=NativeEngine(state, sockets, embryos=0)) as unprepared:
+        async with Workshop(state, sockets, engine=NativeEngine(state, sockets, embryos=0)) as unprepared:
             variants["cold, unprepared"] = Cold(unprepared)
             report(await measure(variants, rounds))
-    await machine.destroy(sandbox)
+    await workshop.destroy(sandbox)
 
 
 if __name__ == "__main__":

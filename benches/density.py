@@ -21,7 +21,7 @@ from atoll.engine.base import LiveSandbox
 from atoll.protocol.commands import Exec
 from atoll.protocol.limits import Limits
 from atoll.supervisor.agent_link import link_to
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 
 KERNEL_STACK = 16 * 1024  # of every thread
 SAMPLE = 100
@@ -67,50 +67,50 @@ async def settled_memory() -> int:
     return min(looks)
 
 
-async def create(machine: Machine, prefix: str, count: int) -> list[LiveSandbox]:
+async def create(workshop: Workshop, prefix: str, count: int) -> list[LiveSandbox]:
     room = asyncio.Semaphore(IN_FLIGHT)
 
     async def one(number: int) -> LiveSandbox:
         async with room:
-            return await machine.create(f"{prefix}-{number}", limits=LIMITS)
+            return await workshop.create(f"{prefix}-{number}", limits=LIMITS)
 
     return await asyncio.gather(*(one(number) for number in range(count)))
 
 
-async def answer(machine: Machine, sandboxes: list[LiveSandbox]) -> int:
+async def answer(workshop: Workshop, sandboxes: list[LiveSandbox]) -> int:
     room = asyncio.Semaphore(IN_FLIGHT)
 
     async def one(sandbox: LiveSandbox) -> int:
-        async with room, link_to(machine.engine, sandbox) as link:
+        async with room, link_to(workshop.engine, sandbox) as link:
             return (await link.run(TRUE)).done.exit_code
 
     return sum(code == 0 for code in await asyncio.gather(*(one(sandbox) for sandbox in sandboxes)))
 
 
-async def destroy(machine: Machine, sandboxes: list[LiveSandbox]) -> None:
-    await asyncio.gather(*(machine.destroy(sandbox) for sandbox in sandboxes))
+async def destroy(workshop: Workshop, sandboxes: list[LiveSandbox]) -> None:
+    await asyncio.gather(*(workshop.destroy(sandbox) for sandbox in sandboxes))
 
 
-async def measure(machine: Machine, alive: int) -> None:
-    await destroy(machine, await create(machine, "warm-up", 10))
+async def measure(workshop: Workshop, alive: int) -> None:
+    await destroy(workshop, await create(workshop, "warm-up", 10))
     empty = await settled_memory()
     start = time.perf_counter()
-    sample = await create(machine, "sample", SAMPLE)
+    sample = await create(workshop, "sample", SAMPLE)
     taken = time.perf_counter() - start
     unused = await settled_memory()
-    await answer(machine, sample)
+    await answer(workshop, sample)
     used = await settled_memory()
     print(f"memory, never used      {(unused - empty) / SAMPLE / 1e6:6.2f} MB each (target ≤ 3)")
     print(f"memory, after a command {(used - empty) / SAMPLE / 1e6:6.2f} MB each (target ≤ 4.5)")
     print(f"created                 {SAMPLE / taken:6.0f} per second (target ≥ 150)")
-    rest = await create(machine, "rest", max(0, alive - SAMPLE))
+    rest = await create(workshop, "rest", max(0, alive - SAMPLE))
     start = time.perf_counter()
-    answered = await answer(machine, sample + rest)
+    answered = await answer(workshop, sample + rest)
     print(
         f"alive at once           {len(sample + rest):6d}, {answered} answered in {time.perf_counter() - start:.1f} s"
     )
     start = time.perf_counter()
-    await destroy(machine, sample + rest)
+    await destroy(workshop, sample + rest)
     print(f"destroyed               {(len(sample + rest)) / (time.perf_counter() - start):6.0f} per second")
 
 
@@ -122,8 +122,8 @@ async def main() -> None:
         tempfile.TemporaryDirectory(prefix="atoll-bench-") as state,
         tempfile.TemporaryDirectory(prefix="atoll-bench-", dir="/run") as run,
     ):
-        async with Machine(Path(state, "state"), Path(run, "run")) as machine:
-            await measure(machine, alive)
+        async with Workshop(Path(state, "state"), Path(run, "run")) as workshop:
+            await measure(workshop, alive)
 
 
 if __name__ == "__main__":

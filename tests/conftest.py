@@ -1,4 +1,4 @@
-"""Real sandboxes for the tests: one machine for the whole run, a sandbox where a test asks for one."""
+"""Real sandboxes for the tests: one workshop for the whole run, a sandbox where a test asks for one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.commands import CommandOutput, Exec, ExecShell
 from atoll.protocol.sessions import DEFAULT_SESSION
 from atoll.supervisor.agent_link import AgentLink
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests import run_directory
 from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_leaks
 from tests.native import linked
@@ -79,23 +79,23 @@ def busybox_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state directory of the machine."""
-    return tmp_path_factory.mktemp("machine") / "state"
+    """The state directory of the workshop."""
+    return tmp_path_factory.mktemp("workshop") / "state"
 
 
 @pytest.fixture(scope="session")
-async def machine(state: Path, busybox_root: Path, surroundings: Surroundings) -> AsyncIterator[Machine]:
+async def workshop(state: Path, busybox_root: Path, surroundings: Surroundings) -> AsyncIterator[Workshop]:
     directory = state.parent
-    async with Machine(state, directory / "run") as machine:
-        machine.images.add("busybox", busybox_root)
+    async with Workshop(state, directory / "run") as workshop:
+        workshop.images.add("busybox", busybox_root)
         # What it starts at first use, it has before the first test looks for what was not there.
-        await machine.destroy(await machine.create("first", image="busybox"))
-        assert isinstance(machine.engine, NativeEngine)
+        await workshop.destroy(await workshop.create("first", image="busybox"))
+        assert isinstance(workshop.engine, NativeEngine)
         surroundings.shared.add(directory)
-        surroundings.nursery = machine.engine.nursery_pid
-        for keeper in machine._keepers:
+        surroundings.nursery = workshop.engine.nursery_pid
+        for keeper in workshop._keepers:
             keeper.cancel()  # they open files, while tests count theirs
-        yield machine
+        yield workshop
     surroundings.shared.remove(directory)
     surroundings.nursery = None
 
@@ -127,31 +127,31 @@ class Box:
         return output.stdout.decode().strip()
 
 
-async def _box(machine: Machine, image: str) -> AsyncIterator[Box]:
-    live = await machine.create(f"test-{next(_numbers)}", image=image)
+async def _box(workshop: Workshop, image: str) -> AsyncIterator[Box]:
+    live = await workshop.create(f"test-{next(_numbers)}", image=image)
     async with linked(live) as link:
         yield Box(live, link, image)
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
 @pytest.fixture(params=IMAGES)
-async def box(request: pytest.FixtureRequest, machine: Machine) -> AsyncIterator[Box]:
+async def box(request: pytest.FixtureRequest, workshop: Workshop) -> AsyncIterator[Box]:
     """A new sandbox, once for each image."""
-    async for box in _box(machine, request.param):
+    async for box in _box(workshop, request.param):
         yield box
 
 
 @pytest.fixture
-async def host_box(machine: Machine) -> AsyncIterator[Box]:
-    async for box in _box(machine, "host"):
+async def host_box(workshop: Workshop) -> AsyncIterator[Box]:
+    async for box in _box(workshop, "host"):
         yield box
 
 
 @pytest.fixture
-async def neighbours(machine: Machine) -> AsyncIterator[tuple[Box, Box]]:
+async def neighbours(workshop: Workshop) -> AsyncIterator[tuple[Box, Box]]:
     """Two sandboxes at once."""
-    async for one in _box(machine, "host"):
-        async for other in _box(machine, "host"):
+    async for one in _box(workshop, "host"):
+        async for other in _box(workshop, "host"):
             yield one, other
 
 

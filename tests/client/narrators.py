@@ -100,7 +100,7 @@ def attach(sandbox: Any, **options: Any) -> Any:
     """The view of a terminal, which need not be made for it."""
     prefix, package = ("Async", "client") if "Async" in type(sandbox).__name__ else ("", "client_sync")
     terminals = importlib.import_module(f"atoll.{package}.terminals")
-    return getattr(terminals, f"{prefix}Terminal")(sandbox._link, TERMINAL).attach(**options)
+    return getattr(terminals, f"{prefix}Terminal")(sandbox._sandbox, TERMINAL).attach(**options)
 
 
 def _log(number: int) -> LogPart:

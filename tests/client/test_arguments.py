@@ -274,9 +274,9 @@ def target(half: Half, where: str) -> Any:
             return getattr(sandbox, method)
         case "Process":
             module = importlib.import_module(f"atoll.{package}.processes")
-            return getattr(getattr(module, f"{prefix}Process")(sandbox._link, INFO), method)
+            return getattr(getattr(module, f"{prefix}Process")(sandbox._sandbox, INFO), method)
     module = importlib.import_module(f"atoll.{package}.terminals")
-    return getattr(getattr(module, f"{prefix}Terminal")(sandbox._link, TERMINAL), method)
+    return getattr(getattr(module, f"{prefix}Terminal")(sandbox._sandbox, TERMINAL), method)
 
 
 async def run(half: Half, where: str, function: Any, arguments: dict[str, Any]) -> None:

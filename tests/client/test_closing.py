@@ -38,7 +38,7 @@ def attach(sandbox: Any) -> Any:
     prefix, package = ("Async", "client") if "Async" in type(sandbox).__name__ else ("", "client_sync")
     terminals = importlib.import_module(f"atoll.{package}.terminals")
     info = TerminalInfo(id="t", pid=2, command=["sh"], cols=80, rows=24, viewers=0, created_at=datetime.now(UTC))
-    return getattr(terminals, f"{prefix}Terminal")(sandbox._link, info).attach()
+    return getattr(terminals, f"{prefix}Terminal")(sandbox._sandbox, info).attach()
 
 
 STREAMS: dict[str, Callable[[Any], Any]] = {

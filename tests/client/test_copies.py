@@ -38,7 +38,7 @@ async def test_a_copy_of_a_sandbox_shares_its_connections(
     await half.run(sandbox.exec, "true")  # there is a connection now, which must not be copied
     other = make_copy(sandbox)
     assert (other.id, repr(other)) == (sandbox.id, repr(sandbox))
-    assert other._link.server is sandbox._link.server
+    assert other._sandbox.server is sandbox._sandbox.server
     await half.run(other.exec, "true")
     assert len(stub.connections) == 1
     await half.run(other.destroy)
@@ -97,5 +97,5 @@ async def test_a_connection_that_cannot_be_copied_says_nothing_else(
     sandbox = sandbox_of(half, stub)
     await half.run(sandbox.exec, "true")
     with pytest.raises(TypeError, match="cannot pickle"):
-        copy.deepcopy(sandbox._link.server.transport)
+        copy.deepcopy(sandbox._sandbox.server.transport)
     assert unraisable == []

@@ -23,7 +23,7 @@ from atoll.client_sync import sandbox as sync_sandbox
 from atoll.client_sync.local_server import LocalServer
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.server.settings import Settings
-from atoll.supervisor.machine import DEFAULT_RUNTIME, DEFAULT_STATE
+from atoll.supervisor.workshop import DEFAULT_RUNTIME, DEFAULT_STATE
 from tests.client.halves import AsyncHalf, Half
 from tests.client.peers import RawServer, read_request
 

@@ -622,7 +622,7 @@ async def test_a_temporary_sandbox_is_destroyed_and_another_is_not(half: Half, s
         else:
             await asyncio.to_thread(use_in_a_block, sandbox)
         assert ("block" not in stub.sandboxes) is is_gone
-        assert not sandbox._link.server.transport._idle
+        assert not sandbox._sandbox.server.transport._idle
     assert half.temporary_sandbox(url=stub.url).id != half.temporary_sandbox(url=stub.url).id
 
 
@@ -830,7 +830,7 @@ def test_a_repr_says_what_it_is(half: Half) -> None:
     sandbox = half.get_sandbox("user-123", url="http://[::1]:8080")
     assert repr(sandbox) == f"<{prefix}Sandbox 'user-123' at http://[::1]:8080>"
     module = __import__(type(sandbox).__module__, fromlist=["sessions"]).sessions
-    session = getattr(module, f"{prefix}Session")(sandbox._link, "build")
+    session = getattr(module, f"{prefix}Session")(sandbox._sandbox, "build")
     assert repr(session) == f"<{prefix}Session 'build' of sandbox 'user-123'>"
 
 

@@ -25,7 +25,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import SandboxId
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.contract.dying_nursery import Trap
 from tests.native import linked
 
@@ -42,9 +42,9 @@ async def run(live: LiveSandbox, script: str) -> str:
         return (await link.run(Exec(argv=["sh", "-c", script]))).stdout.decode().strip()
 
 
-async def create(machine: Machine, name: str) -> None:
+async def create(workshop: Workshop, name: str) -> None:
     try:
-        live = await machine.create(name, image="busybox", limits={"disk": "256MiB"})
+        live = await workshop.create(name, image="busybox", limits={"disk": "256MiB"})
     except AtollError as error:
         say("failed", name, error.code)
         return
@@ -54,55 +54,55 @@ async def create(machine: Machine, name: str) -> None:
         say("wrote", name)
     except AtollError as error:
         say("failed", name, error.code)
-    await machine.engine.release(live)
+    await workshop.engine.release(live)
 
 
-async def remove(machine: Machine, name: str) -> None:
-    await machine.remove(name)
+async def remove(workshop: Workshop, name: str) -> None:
+    await workshop.remove(name)
     say("removed", name)
 
 
-async def sync(machine: Machine, name: str) -> None:
-    live = await machine.adopt(name)
+async def sync(workshop: Workshop, name: str) -> None:
+    live = await workshop.adopt(name)
     assert await run(live, "sync /kept && echo done") == "done"
-    await machine.engine.release(live)
+    await workshop.engine.release(live)
     say("synced", name)
 
 
-async def read(machine: Machine, name: str) -> None:
-    live = await machine.start(machine.record(SandboxId(name)).id)
+async def read(workshop: Workshop, name: str) -> None:
+    live = await workshop.start(workshop.record(SandboxId(name)).id)
     say("holds", name, await run(live, "cat /kept"))
-    await machine.engine.release(live)
+    await workshop.engine.release(live)
 
 
 VERBS = {"create": create, "remove": remove, "sync": sync, "read": read}
 
 
-async def tell_what_is_there(machine: Machine) -> None:
-    for name in machine.inherited.running:
-        live = await machine.adopt(name)
+async def tell_what_is_there(workshop: Workshop) -> None:
+    for name in workshop.inherited.running:
+        live = await workshop.adopt(name)
         # A command that was cut off may have made the file and written nothing.
         say("running", name, await run(live, "grep . /kept 2>/dev/null || echo nothing"))
-        await machine.engine.release(live)
-    for name in machine.inherited.ended:
+        await workshop.engine.release(live)
+    for name in workshop.inherited.ended:
         say("ended", name)
-    for name in machine.inherited.removed:
+    for name in workshop.inherited.removed:
         say("swept", name)
-    for disk in machine.inherited.set_aside:
+    for disk in workshop.inherited.set_aside:
         say("aside", disk)
     say("ready")
 
 
-def stop_at_points(machine: Machine, trap: Trap) -> None:
-    after(machine.storage, "create", lambda: trap.at("disk made"))
-    after(machine._records, "begin", lambda: trap.at("on record"))
-    after_async(machine.engine, "keep", lambda: trap.at("kept"))
-    after(machine.storage, "replace_record", lambda: trap.at("created on disk"))
-    after(machine._records, "commit", lambda: trap.at("created"))
-    after(machine._records, "begin_removal", lambda: trap.at("removal begun"))
-    after_async(machine.engine, "stop", lambda: trap.at("stopped"))
-    after(machine.storage, "remove", lambda: trap.at("disk removed"))
-    after(machine._records, "forget", lambda: trap.at("removed"))
+def stop_at_points(workshop: Workshop, trap: Trap) -> None:
+    after(workshop.storage, "create", lambda: trap.at("disk made"))
+    after(workshop._records, "begin", lambda: trap.at("on record"))
+    after_async(workshop.engine, "keep", lambda: trap.at("kept"))
+    after(workshop.storage, "replace_record", lambda: trap.at("created on disk"))
+    after(workshop._records, "commit", lambda: trap.at("created"))
+    after(workshop._records, "begin_removal", lambda: trap.at("removal begun"))
+    after_async(workshop.engine, "stop", lambda: trap.at("stopped"))
+    after(workshop.storage, "remove", lambda: trap.at("disk removed"))
+    after(workshop._records, "forget", lambda: trap.at("removed"))
 
 
 def after(owner: Any, name: str, then: Callable[[], None]) -> None:
@@ -132,17 +132,17 @@ async def main() -> None:
     state, runtime = directory / "state", directory / "run"
     embryos = {"embryos": 0, "nursery": nursery} if nursery else {}
     engine = NativeEngine(state, runtime, **embryos)  # type: ignore[arg-type]
-    async with Machine(state, runtime, engine=engine) as machine:
+    async with Workshop(state, runtime, engine=engine) as workshop:
         if nursery:
-            stop_at_points(machine, Trap(Path(nursery[-1])))
-        await tell_what_is_there(machine)
+            stop_at_points(workshop, Trap(Path(nursery[-1])))
+        await tell_what_is_there(workshop)
         tasks = set()
         while line := await asyncio.to_thread(sys.stdin.readline):
             match line.split():
                 case ["quit"]:
                     break
                 case [verb, name]:
-                    tasks.add(asyncio.create_task(VERBS[verb](machine, name)))
+                    tasks.add(asyncio.create_task(VERBS[verb](workshop, name)))
         await asyncio.gather(*tasks)
 
 

@@ -24,7 +24,7 @@ import pytest
 from atoll.engine.native import launcher
 from atoll.engine.native.engine import answers
 from atoll.protocol.errors import ErrorCode
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.contract import dying_nursery, maker
 from tests.contract.dying_nursery import Trap
@@ -176,18 +176,18 @@ async def _site(
 ) -> AsyncIterator[Site]:
     before = look(surroundings)
     surroundings.shared.add(directory)
-    async with Machine(directory / "state", directory / "run") as machine:
-        machine.images.add("busybox", busybox_root)
+    async with Workshop(directory / "state", directory / "run") as workshop:
+        workshop.images.add("busybox", busybox_root)
     site = Site(directory, surroundings, has_trap=has_trap)
     assert await site.start() == ["ready"]
     yield site
     await site.kill()
     await site.hang_up()
     site.trap.close()
-    async with Machine(directory / "state", directory / "run") as machine:
-        for record in machine.records():  # of a test that failed
-            await machine.remove(record.id)
-        await machine.destroy(await machine.create("last", image="busybox"))
+    async with Workshop(directory / "state", directory / "run") as workshop:
+        for record in workshop.records():  # of a test that failed
+            await workshop.remove(record.id)
+        await workshop.destroy(await workshop.create("last", image="busybox"))
     surroundings.shared.remove(directory)
     assert not await wait_until_nothing_leaks(before, surroundings)
 

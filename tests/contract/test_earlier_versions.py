@@ -13,7 +13,7 @@ from atoll.store.moments import boot_id
 from atoll.supervisor.reconcile import Inherited
 from tests import kept
 from tests.contract.test_engine import leftovers, run
-from tests.contract.test_state_directory import ONE, open_machine
+from tests.contract.test_state_directory import ONE, open_workshop
 from tests.native import native
 
 
@@ -26,32 +26,32 @@ def as_before_handles(record: dict[str, Any]) -> dict[str, Any]:
 
 async def left_by_an_earlier_version(directory: Path, busybox_root: Path) -> bytes:
     """One that runs; its row and its disk say so as they did before handles. What its row says."""
-    async with open_machine(directory) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox", env={"COLOUR": "blue"})
+    async with open_workshop(directory) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox", env={"COLOUR": "blue"})
         await run(live, "sh", "-c", "echo kept >/f")
         row = msgspec.json.encode(as_before_handles(kept.record(directory / "state", "one")))
         on_disk = {"version": 1, "mark": "created", "boot_id": boot_id(), "record": msgspec.Raw(row)}
-        machine.storage.replace_record(ONE, msgspec.json.encode(on_disk))
+        workshop.storage.replace_record(ONE, msgspec.json.encode(on_disk))
     kept.put(directory / "state", "one", "created", row)
     return row
 
 
 async def test_one_that_runs_is_adopted_with_what_is_in_it(tmp_path: Path, busybox_root: Path) -> None:
     await left_by_an_earlier_version(tmp_path, busybox_root)
-    async with open_machine(tmp_path) as machine:
-        assert machine.inherited == Inherited(running=(ONE,))
-        live = await machine.adopt("one")
+    async with open_workshop(tmp_path) as workshop:
+        assert workshop.inherited == Inherited(running=(ONE,))
+        live = await workshop.adopt("one")
         assert await run(live, "cat", "/f") == b"kept\n"
-        assert (await machine.engine.usage(live)).processes >= 1
-        await machine.stop(live)
-        again = await machine.start(ONE)
+        assert (await workshop.engine.usage(live)).processes >= 1
+        await workshop.stop(live)
+        again = await workshop.start(ONE)
         assert native(again).process != native(live).process and again.generation != live.generation
         assert await run(again, "sh", "-c", "cat /f; echo $COLOUR") == b"kept\nblue\n"
     assert not set(kept.record(tmp_path / "state", "one")) & {"process", "uid_base", "agent_socket"}
-    async with open_machine(tmp_path) as machine:
-        assert machine.inherited == Inherited(running=(ONE,))
-        await machine.remove("one")
+    async with open_workshop(tmp_path) as workshop:
+        assert workshop.inherited == Inherited(running=(ONE,))
+        await workshop.remove("one")
         assert not leftovers(tmp_path)
 
 
@@ -64,11 +64,11 @@ async def test_one_whose_row_is_gone_is_adopted_by_what_its_disk_says(
         kept.remove(tmp_path / "state", "one")
     else:
         kept.put(tmp_path / "state", "one", "created", content[:40])
-    async with open_machine(tmp_path) as machine:
-        assert machine.inherited == Inherited(running=(ONE,), restored=(ONE,))
-        live = await machine.adopt("one")
+    async with open_workshop(tmp_path) as workshop:
+        assert workshop.inherited == Inherited(running=(ONE,), restored=(ONE,))
+        live = await workshop.adopt("one")
         assert await run(live, "cat", "/f") == b"kept\n"
-        await machine.destroy(live)
+        await workshop.destroy(live)
         assert not leftovers(tmp_path)
 
 
@@ -76,23 +76,23 @@ async def test_one_whose_row_is_gone_is_adopted_by_what_its_disk_says(
 async def test_one_that_was_half_made_or_half_removed_is_ended(tmp_path: Path, busybox_root: Path, stage: str) -> None:
     content = await left_by_an_earlier_version(tmp_path, busybox_root)
     kept.put(tmp_path / "state", "one", stage, content)
-    async with open_machine(tmp_path) as machine:
+    async with open_workshop(tmp_path) as workshop:
         if stage == "making":  # its disk says that it was created
-            assert machine.inherited == Inherited(running=(ONE,), restored=(ONE,))
-            await machine.remove("one")
+            assert workshop.inherited == Inherited(running=(ONE,), restored=(ONE,))
+            await workshop.remove("one")
         else:
-            assert machine.inherited == Inherited(removed=(ONE,))
+            assert workshop.inherited == Inherited(removed=(ONE,))
         assert not leftovers(tmp_path)
 
 
 async def test_a_handle_that_this_engine_did_not_write_is_of_none_that_runs(tmp_path: Path, busybox_root: Path) -> None:
-    async with open_machine(tmp_path) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox")
+    async with open_workshop(tmp_path) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox")
         for handle in ("", "pod/one", "{}", "\udc80", live.handle[:-5]):
             other = msgspec.structs.replace(live, handle=handle)
-            assert await machine.engine.adopt(other) is None
-            assert not await machine.engine.is_running(other)
-        assert await machine.engine.adopt(live) == live
-        await machine.destroy(live)
+            assert await workshop.engine.adopt(other) is None
+            assert not await workshop.engine.is_running(other)
+        assert await workshop.engine.adopt(live) == live
+        await workshop.destroy(live)
     assert SandboxId("one") not in leftovers(tmp_path)

@@ -24,28 +24,28 @@ from atoll.images.host import HostImage
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Inherited
+from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.native import agent_socket, linked, native
 
 
 @pytest.fixture
-async def own(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Machine]:
-    """A machine of the test's own, whose nursery it may kill."""
-    async with Machine(tmp_path / "state", tmp_path / "run") as machine:
-        machine.images.add("busybox", busybox_root)
-        yield machine
+async def own(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Workshop]:
+    """A workshop of the test's own, whose nursery it may kill."""
+    async with Workshop(tmp_path / "state", tmp_path / "run") as workshop:
+        workshop.images.add("busybox", busybox_root)
+        yield workshop
 
 
 @pytest.fixture
-async def crashing(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Machine]:
+async def crashing(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Workshop]:
     """The same, followed by the next start, which cleans up what a killed nursery left."""
-    async with Machine(tmp_path / "state", tmp_path / "run") as machine:
-        machine.images.add("busybox", busybox_root)
-        yield machine
-    async with Machine(tmp_path / "state", tmp_path / "run") as machine:
-        await machine.destroy(await machine.create("next", image="busybox"))
+    async with Workshop(tmp_path / "state", tmp_path / "run") as workshop:
+        workshop.images.add("busybox", busybox_root)
+        yield workshop
+    async with Workshop(tmp_path / "state", tmp_path / "run") as workshop:
+        await workshop.destroy(await workshop.create("next", image="busybox"))
 
 
 def children_of(pid: int) -> set[int]:
@@ -60,10 +60,10 @@ def name_of(pid: int) -> str:
     return ""
 
 
-def nursery_of(machine: Machine) -> int:
-    assert isinstance(machine.engine, NativeEngine)
-    assert machine.engine.nursery_pid
-    return machine.engine.nursery_pid
+def nursery_of(workshop: Workshop) -> int:
+    assert isinstance(workshop.engine, NativeEngine)
+    assert workshop.engine.nursery_pid
+    return workshop.engine.nursery_pid
 
 
 async def run(live: LiveSandbox, *argv: str) -> bytes:
@@ -71,7 +71,7 @@ async def run(live: LiveSandbox, *argv: str) -> bytes:
         return (await link.run(Exec(argv=list(argv)))).stdout
 
 
-async def test_a_started_sandbox_answers_and_a_stopped_one_is_gone(own: Machine) -> None:
+async def test_a_started_sandbox_answers_and_a_stopped_one_is_gone(own: Workshop) -> None:
     live = await own.create("one", image="busybox")
     assert await run(live, "echo", "hello") == b"hello\n"
     assert Path(f"/proc/{native(live).process.pid}").exists()
@@ -81,7 +81,7 @@ async def test_a_started_sandbox_answers_and_a_stopped_one_is_gone(own: Machine)
     assert is_zombie(native(live).process.pid)
 
 
-async def test_stopping_ends_everything_that_ran_inside(own: Machine) -> None:
+async def test_stopping_ends_everything_that_ran_inside(own: Workshop) -> None:
     live = await own.create("one", image="busybox")
     await run(live, "sh", "-c", "setsid sleep 5555 & sleep 5555 & :")
     namespace = os.readlink(f"/proc/{native(live).process.pid}/ns/pid")
@@ -103,7 +103,7 @@ def processes_in(namespace: str) -> list[str]:
     return found
 
 
-async def test_wait_returns_when_somebody_else_kills_it(own: Machine) -> None:
+async def test_wait_returns_when_somebody_else_kills_it(own: Workshop) -> None:
     live = await own.create("one", image="busybox")
     waiting = [asyncio.create_task(own.engine.wait(live)) for _ in range(3)]
     await asyncio.sleep(0.05)
@@ -113,7 +113,7 @@ async def test_wait_returns_when_somebody_else_kills_it(own: Machine) -> None:
     await own.destroy(live)
 
 
-async def test_many_at_once(own: Machine) -> None:
+async def test_many_at_once(own: Workshop) -> None:
     lives = await asyncio.gather(*(own.create(f"many-{number}", image="busybox") for number in range(40)))
     answers = await asyncio.gather(*(run(live, "hostname") for live in lives))
     assert answers == [f"many-{number}\n".encode() for number in range(40)]
@@ -121,7 +121,7 @@ async def test_many_at_once(own: Machine) -> None:
     await asyncio.gather(*(own.destroy(live) for live in lives))
 
 
-async def test_destroying_leaves_no_file_behind(own: Machine, tmp_path: Path) -> None:
+async def test_destroying_leaves_no_file_behind(own: Workshop, tmp_path: Path) -> None:
     live = await own.create("one", image="busybox")
     await run(live, "sh", "-c", "mkdir -p /a/b; echo x >/a/b/c; ln -s /etc/passwd /a/link; chmod 000 /a/b")
     await own.destroy(live)
@@ -133,7 +133,7 @@ async def test_destroying_leaves_no_file_behind(own: Machine, tmp_path: Path) ->
     await own.destroy(live)
 
 
-async def test_sandboxes_outlive_the_nursery_and_the_next_start_makes_a_new_one(crashing: Machine) -> None:
+async def test_sandboxes_outlive_the_nursery_and_the_next_start_makes_a_new_one(crashing: Workshop) -> None:
     first = await crashing.create("first", image="busybox")
     nursery = nursery_of(crashing)
     os.kill(nursery, signal.SIGKILL)
@@ -154,7 +154,7 @@ async def retry(create: Callable[[], Awaitable[LiveSandbox]]) -> LiveSandbox:
         return await create()
 
 
-async def test_embryos_end_with_their_nursery(crashing: Machine) -> None:
+async def test_embryos_end_with_their_nursery(crashing: Workshop) -> None:
     live = await crashing.create("one", image="busybox")
     nursery = nursery_of(crashing)
     while len(embryos := children_of(nursery) - {native(live).process.pid}) < 2:
@@ -173,7 +173,7 @@ def is_zombie(pid: int) -> bool:
         return True
 
 
-async def test_at_rest_nothing_of_the_engine_sees_the_disks_and_who_starts_waits(own: Machine, tmp_path: Path) -> None:
+async def test_at_rest_nothing_of_the_engine_sees_the_disks_and_who_starts_waits(own: Workshop, tmp_path: Path) -> None:
     one = await own.create("one", image="busybox")
     nursery = nursery_of(own)
     async with own.engine.at_rest():
@@ -187,7 +187,7 @@ async def test_at_rest_nothing_of_the_engine_sees_the_disks_and_who_starts_waits
         await own.destroy(live)
 
 
-async def test_an_embryo_that_was_killed_costs_nobody_a_sandbox(own: Machine) -> None:
+async def test_an_embryo_that_was_killed_costs_nobody_a_sandbox(own: Workshop) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
     nursery = nursery_of(own)
     while len(embryos := [pid for pid in children_of(nursery) if not is_zombie(pid)]) < 2:
@@ -201,14 +201,14 @@ async def test_an_embryo_that_was_killed_costs_nobody_a_sandbox(own: Machine) ->
 
 async def test_without_embryos_sandboxes_are_made_on_demand(tmp_path: Path, busybox_root: Path) -> None:
     engine = NativeEngine(tmp_path / "state", tmp_path / "run", embryos=0)
-    async with Machine(tmp_path / "state", tmp_path / "run", engine=engine) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox")
+    async with Workshop(tmp_path / "state", tmp_path / "run", engine=engine) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox")
         assert await run(live, "hostname") == b"one\n"
-        await machine.destroy(live)
+        await workshop.destroy(live)
 
 
-async def test_a_cancelled_start_leaves_no_sandbox(own: Machine) -> None:
+async def test_a_cancelled_start_leaves_no_sandbox(own: Workshop) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
     nursery = nursery_of(own)
     task = asyncio.create_task(own.create("never", image="busybox"))
@@ -223,7 +223,7 @@ async def test_a_cancelled_start_leaves_no_sandbox(own: Machine) -> None:
     await own.destroy(live)
 
 
-async def test_starts_cancelled_at_any_moment_leave_nothing(own: Machine, tmp_path: Path) -> None:
+async def test_starts_cancelled_at_any_moment_leave_nothing(own: Workshop, tmp_path: Path) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
     nursery = nursery_of(own)
     for number in range(40):
@@ -240,7 +240,7 @@ async def test_starts_cancelled_at_any_moment_leave_nothing(own: Machine, tmp_pa
         await asyncio.sleep(0.01)
 
 
-async def test_a_stopped_nursery_is_given_up(own: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopped_nursery_is_given_up(own: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
     monkeypatch.setattr(nursery_process, "ANSWER_SECONDS", 0.2)  # a constant of ours; a minute would prove no more
     os.kill(nursery_of(own), signal.SIGSTOP)
@@ -252,7 +252,7 @@ async def test_a_stopped_nursery_is_given_up(own: Machine, monkeypatch: pytest.M
 
 
 async def test_a_cancelled_create_does_not_wait_for_a_stopped_nursery(
-    own: Machine, monkeypatch: pytest.MonkeyPatch
+    own: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
     monkeypatch.setattr(nursery_process, "ANSWER_SECONDS", 0.2)
@@ -279,7 +279,7 @@ def parents_of_groups() -> Iterator[list[Path]]:
 
 
 async def test_a_cpu_quota_that_the_kernel_refuses_fails_one_creation_and_no_other(
-    own: Machine, parents_of_groups: list[Path]
+    own: Workshop, parents_of_groups: list[Path]
 ) -> None:
     """Version 1 refuses a group more than its parent has; 32 cpus are more than anybody else here wants."""
     await own.destroy(await own.create("zero", image="busybox"))
@@ -302,7 +302,7 @@ async def test_a_cpu_quota_that_the_kernel_refuses_fails_one_creation_and_no_oth
     await own.destroy(made)
 
 
-async def test_a_sandbox_whose_record_cannot_be_written_is_ended(own: Machine, tmp_path: Path) -> None:
+async def test_a_sandbox_whose_record_cannot_be_written_is_ended(own: Workshop, tmp_path: Path) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
     nursery = nursery_of(own)
     own.database.execute("PRAGMA query_only=1")
@@ -315,7 +315,7 @@ async def test_a_sandbox_whose_record_cannot_be_written_is_ended(own: Machine, t
         await asyncio.sleep(0.01)
 
 
-async def test_destroying_again_does_not_touch_the_next_of_that_name(own: Machine) -> None:
+async def test_destroying_again_does_not_touch_the_next_of_that_name(own: Workshop) -> None:
     first = await own.create("same", image="busybox")
     await own.destroy(first)
     second = await own.create("same", image="busybox")
@@ -327,10 +327,10 @@ async def test_destroying_again_does_not_touch_the_next_of_that_name(own: Machin
 
 @pytest.mark.parametrize("stage", ["making", "created", "removing", "not a stage"])
 async def test_a_damaged_record_is_named(tmp_path: Path, stage: str) -> None:
-    async with Machine(tmp_path / "state", tmp_path / "run"):
+    async with Workshop(tmp_path / "state", tmp_path / "run"):
         pass
     kept.put(tmp_path / "state", "odd", stage, b"{}")
-    async with Machine(tmp_path / "state", tmp_path / "run") as own:
+    async with Workshop(tmp_path / "state", tmp_path / "run") as own:
         assert own.inherited == Inherited(damaged=(SandboxId("odd"),))
         assert own.records() == []
         with pytest.raises(AtollError) as caught:
@@ -347,11 +347,11 @@ async def test_a_damaged_record_is_named(tmp_path: Path, stage: str) -> None:
 async def test_a_private_umask_does_not_matter(tmp_path: Path, busybox_root: Path) -> None:
     before = os.umask(0o077)
     try:
-        async with Machine(tmp_path / "state", tmp_path / "run") as machine:
-            machine.images.add("busybox", busybox_root)
-            live = await machine.create("one", image="busybox")
+        async with Workshop(tmp_path / "state", tmp_path / "run") as workshop:
+            workshop.images.add("busybox", busybox_root)
+            live = await workshop.create("one", image="busybox")
             assert await run(live, "stat", "-c", "%a", "/", "/etc", "/etc/hosts", "/tmp") == (b"755\n755\n644\n1777\n")
-            await machine.destroy(live)
+            await workshop.destroy(live)
     finally:
         os.umask(before)
 
@@ -359,13 +359,13 @@ async def test_a_private_umask_does_not_matter(tmp_path: Path, busybox_root: Pat
 MAKER = """
 import asyncio, sys
 from pathlib import Path
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 async def main():
-    machine = Machine(Path(sys.argv[1]) / "state", Path(sys.argv[1]) / "run")
-    machine.images.add("busybox", Path(sys.argv[3]))
+    workshop = Workshop(Path(sys.argv[1]) / "state", Path(sys.argv[1]) / "run")
+    workshop.images.add("busybox", Path(sys.argv[3]))
     if sys.argv[2] == "unrecorded":
-        machine._records.begin = lambda _: print("made", flush=True) or sys.stdin.read()
-    await machine.create("left", image="busybox")
+        workshop._records.begin = lambda _: print("made", flush=True) or sys.stdin.read()
+    await workshop.create("left", image="busybox")
     print("made", flush=True)
     sys.stdin.read()
 asyncio.run(main())
@@ -388,7 +388,7 @@ async def left_behind(tmp_path: Path, how: str, busybox_root: Path) -> None:
 
 async def test_a_sandbox_whose_maker_was_killed_is_adopted_with_its_state(tmp_path: Path, busybox_root: Path) -> None:
     await left_behind(tmp_path, "recorded", busybox_root)
-    async with Machine(tmp_path / "state", tmp_path / "run") as own:
+    async with Workshop(tmp_path / "state", tmp_path / "run") as own:
         assert own.inherited == Inherited(running=(SandboxId("left"),))
         live = await own.adopt("left")
         assert await run(live, "sh", "-c", "echo kept >/f; hostname") == b"left\n"
@@ -411,7 +411,7 @@ async def test_a_sandbox_that_was_not_on_record_ends_with_its_maker(
 ) -> None:
     monkeypatch.setattr(engine, "SETTLE_SECONDS", 60.0)
     await left_behind(tmp_path, "unrecorded", busybox_root)
-    async with Machine(tmp_path / "state", tmp_path / "run") as own:
+    async with Workshop(tmp_path / "state", tmp_path / "run") as own:
         assert own.inherited == Inherited(removed=(SandboxId("left"),))
         assert not list((tmp_path / "run/agents").iterdir())
         with pytest.raises(LookupError):
@@ -420,7 +420,7 @@ async def test_a_sandbox_that_was_not_on_record_ends_with_its_maker(
         await own.destroy(await own.create("left", image="busybox"))
 
 
-async def test_a_reused_pid_is_not_adopted(own: Machine) -> None:
+async def test_a_reused_pid_is_not_adopted(own: Workshop) -> None:
     live = await own.create("one", image="busybox")
     handle = native(live)
     for process in (
@@ -480,7 +480,7 @@ def leftovers(directory: Path) -> list[str]:
     ],
 )
 async def test_bad_input_is_refused_before_anything_is_made(
-    own: Machine, tmp_path: Path, arguments: dict[str, object], code: ErrorCode
+    own: Workshop, tmp_path: Path, arguments: dict[str, object], code: ErrorCode
 ) -> None:
     with pytest.raises(AtollError) as caught:
         await own.create(**({"sandbox_id": "fine", "image": "busybox"} | arguments))  # type: ignore[arg-type]
@@ -489,12 +489,12 @@ async def test_bad_input_is_refused_before_anything_is_made(
     assert not leftovers(tmp_path)
 
 
-async def test_an_unknown_image_lists_the_known(own: Machine) -> None:
+async def test_an_unknown_image_lists_the_known(own: Workshop) -> None:
     with pytest.raises(LookupError, match="host, busybox"):
         await own.create("x", image="nowhere")
 
 
-async def test_an_id_that_is_taken_is_refused_and_the_first_is_not_harmed(own: Machine) -> None:
+async def test_an_id_that_is_taken_is_refused_and_the_first_is_not_harmed(own: Workshop) -> None:
     live = await own.create("one", image="busybox")
     with pytest.raises(FileExistsError):
         await own.create("one", image="busybox")
@@ -512,14 +512,14 @@ async def test_an_image_that_cannot_be_idmapped_is_named(tmp_path: Path, busybox
     try:
         engine = NativeEngine(tmp_path / "state", tmp_path / "run", exposed=(overlay,))
         images = ImageCatalog(tmp_path / "state/images", HostImage(tmp_path / "state/images", usr=overlay))
-        async with Machine(tmp_path / "state", tmp_path / "run", engine=engine, images=images) as machine:
+        async with Workshop(tmp_path / "state", tmp_path / "run", engine=engine, images=images) as workshop:
             with pytest.raises(AtollError) as caught:
-                await machine.create("one")
+                await workshop.create("one")
             assert caught.value.code == ErrorCode.LAYER_NOT_IDMAPPABLE
             assert "ext4" in caught.value.remedy
             assert not leftovers(tmp_path)
             images.add("busybox", busybox_root)
-            await machine.destroy(await machine.create("one", image="busybox"))
+            await workshop.destroy(await workshop.create("one", image="busybox"))
     finally:
         subprocess.run(["umount", overlay], check=True)
 
@@ -527,7 +527,7 @@ async def test_an_image_that_cannot_be_idmapped_is_named(tmp_path: Path, busybox
 async def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(AtollError) as caught:
-        Machine(tmp_path / "file/state", tmp_path / "run")
+        Workshop(tmp_path / "file/state", tmp_path / "run")
     assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
 
 
@@ -552,9 +552,9 @@ except PermissionError as error:
 
 async def test_a_nursery_that_cannot_open_says_why(tmp_path: Path) -> None:
     engine = NativeEngine(tmp_path / "state", tmp_path / "run", exposed=(Path("/no/such/usr"),))
-    async with Machine(tmp_path / "state", tmp_path / "run", engine=engine) as machine:
+    async with Workshop(tmp_path / "state", tmp_path / "run", engine=engine) as workshop:
         with pytest.raises(AtollError) as caught:
-            await machine.create("one")
+            await workshop.create("one")
         assert caught.value.code == ErrorCode.NURSERY_FAILED
         assert "No such file" in caught.value.message
         assert not leftovers(tmp_path)

@@ -1,4 +1,4 @@
-"""What every engine promises, native or not: to who asks it, and to the machine and the roster that stand above it."""
+"""What every engine promises, native or not: to who asks it, and to the workshop and the roster that stand above it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.agent_link import AgentLink, link_to
 from atoll.supervisor.info import describe
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
+from atoll.supervisor.workshop import Workshop
 from tests.contract.plain_engine import PlainEngine
 
 ONE = SandboxId("one")
@@ -39,86 +39,86 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
     "native": lambda place: NativeEngine(place / "state", place / "run"),
     "plain": lambda place: PlainEngine(place / "run"),
 }
-Open = Callable[[], Machine]
+Open = Callable[[], Workshop]
 
 
 @pytest.fixture(params=ENGINES)
 def opened(request: pytest.FixtureRequest, tmp_path: Path, busybox_root: Path) -> Open:
-    """A machine on a directory, again and again."""
+    """A workshop on a directory, again and again."""
 
-    def open_machine() -> Machine:
-        machine = Machine(tmp_path / "state", tmp_path / "run", engine=ENGINES[request.param](tmp_path))
+    def open_workshop() -> Workshop:
+        workshop = Workshop(tmp_path / "state", tmp_path / "run", engine=ENGINES[request.param](tmp_path))
         with suppress(FileExistsError):
-            machine.images.add("busybox", busybox_root)
-        return machine
+            workshop.images.add("busybox", busybox_root)
+        return workshop
 
-    return open_machine
+    return open_workshop
 
 
 @pytest.fixture
-async def machine(opened: Open) -> AsyncIterator[Machine]:
-    async with opened() as machine:
-        yield machine
+async def workshop(opened: Open) -> AsyncIterator[Workshop]:
+    async with opened() as workshop:
+        yield workshop
 
 
-async def make(machine: Machine, name: str = "one") -> LiveSandbox:
-    return await machine.create(name, image="busybox", env={"COLOUR": "blue"})
+async def make(workshop: Workshop, name: str = "one") -> LiveSandbox:
+    return await workshop.create(name, image="busybox", env={"COLOUR": "blue"})
 
 
-async def run(machine: Machine, live: LiveSandbox, script: str) -> str:
-    async with link_to(machine.engine, live) as link:
+async def run(workshop: Workshop, live: LiveSandbox, script: str) -> str:
+    async with link_to(workshop.engine, live) as link:
         return (await link.run(Exec(argv=["sh", "-c", script]))).stdout.decode().strip()
 
 
-async def test_a_started_sandbox_answers_and_a_stopped_one_does_not(machine: Machine) -> None:
-    live = await make(machine)
-    assert await run(machine, live, "echo $COLOUR") == "blue"
-    assert await machine.engine.is_running(live)
-    await machine.stop(live)
-    await machine.stop(live)
-    assert not await machine.engine.is_running(live)
+async def test_a_started_sandbox_answers_and_a_stopped_one_does_not(workshop: Workshop) -> None:
+    live = await make(workshop)
+    assert await run(workshop, live, "echo $COLOUR") == "blue"
+    assert await workshop.engine.is_running(live)
+    await workshop.stop(live)
+    await workshop.stop(live)
+    assert not await workshop.engine.is_running(live)
     with pytest.raises(OSError):
-        (await machine.engine.connect(live)).close()
-    async with link_to(machine.engine, live) as link:
+        (await workshop.engine.connect(live)).close()
+    async with link_to(workshop.engine, live) as link:
         with pytest.raises(AtollError) as caught:
             await link.ping()
         assert caught.value.code is ErrorCode.SANDBOX_NOT_RUNNING
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
-async def test_what_it_started_ends_with_it(machine: Machine) -> None:
-    live = await make(machine)
-    assert (await machine.engine.usage(live)).processes == 1
-    await run(machine, live, "setsid sleep 5555 >/dev/null 2>&1 & sleep 5555 >/dev/null 2>&1 & :")
+async def test_what_it_started_ends_with_it(workshop: Workshop) -> None:
+    live = await make(workshop)
+    assert (await workshop.engine.usage(live)).processes == 1
+    await run(workshop, live, "setsid sleep 5555 >/dev/null 2>&1 & sleep 5555 >/dev/null 2>&1 & :")
     async with asyncio.timeout(HANG_SECONDS):
-        while (await machine.engine.usage(live)).processes != 3:
+        while (await workshop.engine.usage(live)).processes != 3:
             await asyncio.sleep(0.01)
-    await machine.destroy(live)
-    assert not await machine.engine.is_running(live)
+    await workshop.destroy(live)
+    assert not await workshop.engine.is_running(live)
 
 
-async def test_what_it_writes_is_on_its_disk_when_it_starts_again(machine: Machine) -> None:
-    live = await make(machine)
-    await run(machine, live, "mkdir -p /srv; echo kept >/srv/f")
-    await machine.stop(live)
-    again = await machine.start(ONE)
+async def test_what_it_writes_is_on_its_disk_when_it_starts_again(workshop: Workshop) -> None:
+    live = await make(workshop)
+    await run(workshop, live, "mkdir -p /srv; echo kept >/srv/f")
+    await workshop.stop(live)
+    again = await workshop.start(ONE)
     assert again.generation != live.generation and again.handle != live.handle
-    assert await run(machine, again, "cat /srv/f") == "kept"
-    await machine.destroy(again)
-    assert not machine.storage.names()
+    assert await run(workshop, again, "cat /srv/f") == "kept"
+    await workshop.destroy(again)
+    assert not workshop.storage.names()
 
 
-async def test_whoever_waits_is_told_of_the_end(machine: Machine) -> None:
-    live = await make(machine)
-    seen = asyncio.create_task(first_event(machine.engine, live))
-    waiting = [asyncio.create_task(machine.engine.wait(live)) for _ in range(3)]
+async def test_whoever_waits_is_told_of_the_end(workshop: Workshop) -> None:
+    live = await make(workshop)
+    seen = asyncio.create_task(first_event(workshop.engine, live))
+    waiting = [asyncio.create_task(workshop.engine.wait(live)) for _ in range(3)]
     await asyncio.sleep(0.05)
     assert not seen.done() and not any(task.done() for task in waiting)
     os.kill(pid_of(live), signal.SIGKILL)
     async with asyncio.timeout(HANG_SECONDS):
         await asyncio.gather(*waiting)
         assert await seen == Event(kind=EventKind.ENDED, oom_kills=0)
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
 async def first_event(engine: Engine, live: LiveSandbox) -> Event:
@@ -127,8 +127,8 @@ async def first_event(engine: Engine, live: LiveSandbox) -> Event:
     raise AssertionError("its end is an event")
 
 
-def plain(machine: Machine) -> bool:
-    return isinstance(machine.engine, PlainEngine)
+def plain(workshop: Workshop) -> bool:
+    return isinstance(workshop.engine, PlainEngine)
 
 
 def pid_of(live: LiveSandbox) -> int:
@@ -136,17 +136,17 @@ def pid_of(live: LiveSandbox) -> int:
     return int(handle.get("pid") or handle["process"]["pid"])
 
 
-async def test_many_at_once_are_many(machine: Machine) -> None:
-    lives = await asyncio.gather(*(make(machine, f"many-{number}") for number in range(8)))
+async def test_many_at_once_are_many(workshop: Workshop) -> None:
+    lives = await asyncio.gather(*(make(workshop, f"many-{number}") for number in range(8)))
     assert len({live.handle for live in lives}) == len({live.generation for live in lives}) == 8
-    answers = await asyncio.gather(*(run(machine, live, f"echo {live.id}") for live in lives))
+    answers = await asyncio.gather(*(run(workshop, live, f"echo {live.id}") for live in lives))
     assert answers == [live.id for live in lives]
-    await asyncio.gather(*(machine.destroy(live) for live in lives))
+    await asyncio.gather(*(workshop.destroy(live) for live in lives))
 
 
-async def test_many_connections_are_made_at_once_and_some_given_up(machine: Machine) -> None:
-    live = await make(machine)
-    tasks = [asyncio.create_task(machine.engine.connect(live)) for _ in range(60)]
+async def test_many_connections_are_made_at_once_and_some_given_up(workshop: Workshop) -> None:
+    live = await make(workshop)
+    tasks = [asyncio.create_task(workshop.engine.connect(live)) for _ in range(60)]
     for task in tasks[::3]:
         await asyncio.sleep(0)
         task.cancel()
@@ -154,8 +154,8 @@ async def test_many_connections_are_made_at_once_and_some_given_up(machine: Mach
         assert isinstance(outcome, socket.socket | asyncio.CancelledError)
         if isinstance(outcome, socket.socket):
             outcome.close()
-    assert await run(machine, live, "echo x") == "x"
-    await machine.destroy(live)
+    assert await run(workshop, live, "echo x") == "x"
+    await workshop.destroy(live)
 
 
 async def test_one_that_is_left_is_adopted_by_the_next_with_what_is_in_it(opened: Open) -> None:
@@ -178,14 +178,14 @@ async def test_one_that_is_left_is_adopted_by_the_next_with_what_is_in_it(opened
 MAKER = """
 import asyncio, sys
 from pathlib import Path
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.contract.test_every_engine import ENGINES
 async def main():
     place = Path(sys.argv[1])
-    machine = Machine(place / "state", place / "run", engine=ENGINES[sys.argv[2]](place))
+    workshop = Workshop(place / "state", place / "run", engine=ENGINES[sys.argv[2]](place))
     if sys.argv[3] == "unrecorded":
-        machine._records.begin = lambda _: print("made", flush=True) or sys.stdin.read()
-    await machine.create("one", image="busybox")
+        workshop._records.begin = lambda _: print("made", flush=True) or sys.stdin.read()
+    await workshop.create("one", image="busybox")
     print("made", flush=True)
     sys.stdin.read()
 asyncio.run(main())
@@ -194,8 +194,8 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("what", ["recorded", "unrecorded"])
 async def test_one_whose_maker_is_killed_lives_on_if_it_is_on_record(opened: Open, tmp_path: Path, what: str) -> None:
-    name = "plain" if plain(machine := opened()) else "native"
-    await machine.close()
+    name = "plain" if plain(workshop := opened()) else "native"
+    await workshop.close()
     maker = subprocess.Popen(
         [sys.executable, "-c", MAKER, tmp_path, name, what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         cwd=Path(__file__).parents[2],
@@ -203,35 +203,35 @@ async def test_one_whose_maker_is_killed_lives_on_if_it_is_on_record(opened: Ope
     assert maker.stdout and maker.stdout.readline() == "made\n"
     maker.kill()
     maker.communicate()
-    async with opened() as machine:
+    async with opened() as workshop:
         if what == "recorded":
-            assert machine.inherited == Inherited(running=(ONE,))
-            assert await run(machine, await machine.adopt("one"), "echo x") == "x"
+            assert workshop.inherited == Inherited(running=(ONE,))
+            assert await run(workshop, await workshop.adopt("one"), "echo x") == "x"
         else:
-            assert machine.inherited == Inherited(removed=(ONE,))
-        await machine.remove("one")
-        assert not machine.storage.names()
+            assert workshop.inherited == Inherited(removed=(ONE,))
+        await workshop.remove("one")
+        assert not workshop.storage.names()
 
 
-async def test_a_handle_that_it_did_not_write_is_of_none_that_runs(machine: Machine) -> None:
-    live = await make(machine)
+async def test_a_handle_that_it_did_not_write_is_of_none_that_runs(workshop: Workshop) -> None:
+    live = await make(workshop)
     for handle in ("", "pod/one", "{}", "\udc80", live.handle[:-5]):
         other = msgspec.structs.replace(live, handle=handle)
-        assert await machine.engine.adopt(other) is None and not await machine.engine.is_running(other)
-    await machine.destroy(live)
+        assert await workshop.engine.adopt(other) is None and not await workshop.engine.is_running(other)
+    await workshop.destroy(live)
 
 
-async def test_a_process_that_got_the_number_of_another_is_not_taken_for_it(machine: Machine) -> None:
-    live = await make(machine)
+async def test_a_process_that_got_the_number_of_another_is_not_taken_for_it(workshop: Workshop) -> None:
+    live = await make(workshop)
     other = msgspec.structs.replace(live, handle=live.handle.replace(f":{pid_of(live)},", f":{os.getpid()},"))
     assert other.handle != live.handle
-    assert await machine.engine.adopt(other) is None
-    await machine.destroy(live)
+    assert await workshop.engine.adopt(other) is None
+    await workshop.destroy(live)
 
 
-async def test_a_port_is_reached_and_one_that_is_none_is_named(machine: Machine) -> None:
-    live = await make(machine)
-    engine = machine.engine
+async def test_a_port_is_reached_and_one_that_is_none_is_named(workshop: Workshop) -> None:
+    live = await make(workshop)
+    engine = workshop.engine
     for port, code in ((0, ErrorCode.INVALID_PORT), (65_536, ErrorCode.INVALID_PORT), (1, ErrorCode.PORT_NOT_OPEN)):
         with pytest.raises(AtollError) as caught:
             await engine.open_port(live, port)
@@ -245,11 +245,11 @@ async def test_a_port_is_reached_and_one_that_is_none_is_named(machine: Machine)
         with peer:
             assert await asyncio.get_running_loop().sock_recv(peer, 100) == b"hello\n"
         await served
-    await machine.stop(live)
+    await workshop.stop(live)
     with pytest.raises(AtollError) as caught:
         await engine.open_port(live, port)
     assert caught.value.code is ErrorCode.SANDBOX_NOT_RUNNING
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
 async def until_open(engine: Engine, live: LiveSandbox, port: int) -> socket.socket:
@@ -262,8 +262,8 @@ async def until_open(engine: Engine, live: LiveSandbox, port: int) -> socket.soc
                 await asyncio.sleep(0.01)
 
 
-async def test_it_freezes_or_says_that_it_cannot(machine: Machine) -> None:
-    live, engine = await make(machine), machine.engine
+async def test_it_freezes_or_says_that_it_cannot(workshop: Workshop) -> None:
+    live, engine = await make(workshop), workshop.engine
     if Capability.FREEZE in engine.capabilities:
         for _ in range(2):
             await engine.freeze(live)
@@ -274,25 +274,25 @@ async def test_it_freezes_or_says_that_it_cannot(machine: Machine) -> None:
         assert caught.value.code is ErrorCode.NOT_AVAILABLE_YET
     await engine.thaw(live)
     assert not engine.is_frozen(live)
-    assert await run(machine, live, "echo on") == "on"
-    await machine.destroy(live)
+    assert await run(workshop, live, "echo on") == "on"
+    await workshop.destroy(live)
 
 
-async def test_nothing_is_started_while_it_is_at_rest_and_all_goes_on(machine: Machine) -> None:
-    live = await make(machine)
-    async with machine.engine.at_rest():
-        assert await run(machine, live, "echo x") == "x"
-    assert machine.engine.isolation
-    await machine.destroy(live)
+async def test_nothing_is_started_while_it_is_at_rest_and_all_goes_on(workshop: Workshop) -> None:
+    live = await make(workshop)
+    async with workshop.engine.at_rest():
+        assert await run(workshop, live, "echo x") == "x"
+    assert workshop.engine.isolation
+    await workshop.destroy(live)
 
 
-async def test_the_roster_works_with_it(machine: Machine) -> None:
-    async with Roster(machine, Timeline(machine.database)) as roster:
+async def test_the_roster_works_with_it(workshop: Workshop) -> None:
+    async with Roster(workshop, Timeline(workshop.database)) as roster:
         actor = roster.actor("one")
         await actor.ensure(Plan(image="busybox"), ME)
         assert (await actor.do(ME, AgentLink.ping)).commands_running == 0
         info = describe(actor)
-        assert info.state is SandboxState.RUNNING and info.isolation == machine.engine.isolation
+        assert info.state is SandboxState.RUNNING and info.isolation == workshop.engine.isolation
         await actor.sleep(ME, stop=True)
         assert describe(actor).state is SandboxState.STOPPED
         await actor.do(ME, AgentLink.ping)

@@ -20,7 +20,7 @@ from atoll.engine.native.leftovers import leftovers
 from atoll.engine.native.nursery_process import is_in_use
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.contract import dying_nursery
 from tests.contract.test_crashes import HANG_SECONDS, Site, children_of, is_alive
 from tests.contract.test_engine import run
@@ -32,8 +32,8 @@ PATIENCE_SECONDS = 0.3
 @pytest.fixture
 async def site(tmp_path: Path, busybox_root: Path, surroundings: Surroundings) -> AsyncIterator[Site]:
     """With one sandbox, `first`, and a nursery that can be made to stand still."""
-    async with Machine(tmp_path / "state", tmp_path / "run") as machine:
-        machine.images.add("busybox", busybox_root)
+    async with Workshop(tmp_path / "state", tmp_path / "run") as workshop:
+        workshop.images.add("busybox", busybox_root)
     site = Site(tmp_path, surroundings, has_trap=True)
     await site.start()
     await site.create("first")
@@ -51,19 +51,19 @@ def program(directory: Path) -> tuple[str, ...]:
     return (dying_nursery.__file__, str(directory / "trap"))
 
 
-def open_machine(directory: Path) -> Machine:
+def open_workshop(directory: Path) -> Workshop:
     state, runtime = directory / "state", directory / "run"
     engine = NativeEngine(state, runtime, embryos=0, nursery=program(directory))
-    return Machine(state, runtime, engine=engine)
+    return Workshop(state, runtime, engine=engine)
 
 
 async def check_that_first_lives_on(directory: Path) -> None:
-    async with open_machine(directory) as machine:
-        assert machine.inherited.running == (SandboxId("first"),)
-        live = await machine.adopt("first")
+    async with open_workshop(directory) as workshop:
+        assert workshop.inherited.running == (SandboxId("first"),)
+        live = await workshop.adopt("first")
         assert await run(live, "cat", "/kept") == b"first\n"
-        await machine.destroy(live)
-        await machine.destroy(await machine.create("next", image="busybox"))
+        await workshop.destroy(live)
+        await workshop.destroy(await workshop.create("next", image="busybox"))
 
 
 @pytest.mark.parametrize("stopped", [("nursery",), ("zygote",), ("nursery", "zygote")])

@@ -15,7 +15,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.nursery import sweep
 from atoll.engine.native.uid_ranges import UidRanges
 from atoll.protocol.errors import AtollError
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.contract.test_engine import nursery_of, run
 
 FAILING_CHILDREN = """
@@ -49,18 +49,18 @@ def test_agents_that_take_nobody_in_hold_up_no_start(sockets: Path) -> None:
 
 
 @pytest.fixture
-async def narrow(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Machine]:
-    """A machine that was opened by somebody who may open 100 files, and more if need be."""
+async def narrow(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Workshop]:
+    """A workshop that was opened by somebody who may open 100 files, and more if need be."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, before[1]))
-    machine = Machine(tmp_path / "state", tmp_path / "run")
+    workshop = Workshop(tmp_path / "state", tmp_path / "run")
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    async with machine:
-        machine.images.add("busybox", busybox_root)
-        yield machine
+    async with workshop:
+        workshop.images.add("busybox", busybox_root)
+        yield workshop
 
 
-async def test_the_nursery_has_room_for_more_sandboxes_than_a_command_may_open_files(narrow: Machine) -> None:
+async def test_the_nursery_has_room_for_more_sandboxes_than_a_command_may_open_files(narrow: Workshop) -> None:
     live = await narrow.create("one", image="busybox")
     assert (await run(live, "sh", "-c", "ulimit -n")).strip() == b"100"
     nursery = nursery_of(narrow)
@@ -74,7 +74,7 @@ async def test_a_child_that_fails_at_once_is_heard(tmp_path: Path, busybox_root:
     program = tmp_path / "failing_nursery.py"
     program.write_text(FAILING_CHILDREN)
     engine = NativeEngine(tmp_path / "state", tmp_path / "run", nursery=(str(program),))
-    async with Machine(tmp_path / "state", tmp_path / "run", engine=engine) as machine:
-        machine.images.add("busybox", busybox_root)
+    async with Workshop(tmp_path / "state", tmp_path / "run", engine=engine) as workshop:
+        workshop.images.add("busybox", busybox_root)
         with pytest.raises(AtollError, match=r"keep some descriptors: .*no room for descriptors"):
-            await machine.create("one", image="busybox")
+            await workshop.create("one", image="busybox")

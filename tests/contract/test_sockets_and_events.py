@@ -17,7 +17,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.hoards import IN_TURN
 from atoll.protocol.commands import CommandOutput
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import linked, native
 
@@ -52,18 +52,18 @@ async def everything_from(peer: socket.socket) -> bytes:
     [("AF_INET", "127.0.0.1"), ("AF_INET", "0.0.0.0"), ("AF_INET6", "::1"), ("AF_INET6", "::")],
 )
 async def test_a_socket_reaches_a_service_on_the_sandboxs_own_loopback(
-    host_box: Box, machine: Machine, family: str, address: str
+    host_box: Box, workshop: Workshop, family: str, address: str
 ) -> None:
     await serve(host_box, family, address, 8080)
-    with await machine.engine.open_port(host_box.live, 8080) as peer:
+    with await workshop.engine.open_port(host_box.live, 8080) as peer:
         assert await everything_from(peer) == b"hello from inside"
 
 
-async def test_ports_of_two_sandboxes_are_two_ports(neighbours: tuple[Box, Box], machine: Machine) -> None:
+async def test_ports_of_two_sandboxes_are_two_ports(neighbours: tuple[Box, Box], workshop: Workshop) -> None:
     one, other = neighbours
     await serve(one, "AF_INET", "127.0.0.1", 9000)
     with pytest.raises(AtollError) as caught:
-        await machine.engine.open_port(other.live, 9000)
+        await workshop.engine.open_port(other.live, 9000)
     assert caught.value.code == ErrorCode.PORT_NOT_OPEN
     assert "9000" in str(caught.value) and caught.value.remedy
     with socket.socket() as host, pytest.raises(OSError):
@@ -71,23 +71,23 @@ async def test_ports_of_two_sandboxes_are_two_ports(neighbours: tuple[Box, Box],
 
 
 @pytest.mark.parametrize("port", [0, -1, 65_536])
-async def test_a_number_that_is_no_port_is_refused(box: Box, machine: Machine, port: int) -> None:
+async def test_a_number_that_is_no_port_is_refused(box: Box, workshop: Workshop, port: int) -> None:
     with pytest.raises(AtollError) as caught:
-        await machine.engine.open_port(box.live, port)
+        await workshop.engine.open_port(box.live, port)
     assert caught.value.code == ErrorCode.INVALID_PORT
 
 
-async def test_a_sandbox_that_has_ended_has_no_ports(box: Box, machine: Machine) -> None:
+async def test_a_sandbox_that_has_ended_has_no_ports(box: Box, workshop: Workshop) -> None:
     os.kill(native(box.live).process.pid, signal.SIGKILL)
-    await machine.engine.wait(box.live)
+    await workshop.engine.wait(box.live)
     with pytest.raises(AtollError) as caught:
-        await machine.engine.open_port(box.live, 80)
+        await workshop.engine.open_port(box.live, 80)
     assert caught.value.code == ErrorCode.SANDBOX_NOT_RUNNING
 
 
-async def test_many_sockets_at_once_and_some_given_up(host_box: Box, machine: Machine) -> None:
+async def test_many_sockets_at_once_and_some_given_up(host_box: Box, workshop: Workshop) -> None:
     await serve(host_box, "AF_INET", "127.0.0.1", 8080)
-    tasks = [asyncio.create_task(machine.engine.open_port(host_box.live, 8080)) for _ in range(60)]
+    tasks = [asyncio.create_task(workshop.engine.open_port(host_box.live, 8080)) for _ in range(60)]
     for task in tasks[::3]:
         await asyncio.sleep(0)
         task.cancel()
@@ -99,26 +99,26 @@ async def test_many_sockets_at_once_and_some_given_up(host_box: Box, machine: Ma
             assert isinstance(outcome, asyncio.CancelledError)
 
 
-async def test_the_nursery_is_home_again_after_a_visit(host_box: Box, machine: Machine) -> None:
-    assert isinstance(machine.engine, NativeEngine)
+async def test_the_nursery_is_home_again_after_a_visit(host_box: Box, workshop: Workshop) -> None:
+    assert isinstance(workshop.engine, NativeEngine)
     await serve(host_box, "AF_INET", "127.0.0.1", 8080)
-    (await machine.engine.open_port(host_box.live, 8080)).close()
-    assert os.readlink(f"/proc/{machine.engine.nursery_pid}/ns/net") == os.readlink("/proc/self/ns/net")
+    (await workshop.engine.open_port(host_box.live, 8080)).close()
+    assert os.readlink(f"/proc/{workshop.engine.nursery_pid}/ns/net") == os.readlink("/proc/self/ns/net")
 
 
 @pytest.fixture
-async def small(machine: Machine) -> AsyncIterator[Box]:
-    live = await machine.create("small", limits={"memory": "64MiB"})
+async def small(workshop: Workshop) -> AsyncIterator[Box]:
+    live = await workshop.create("small", limits={"memory": "64MiB"})
     async with linked(live) as link:
         yield Box(live, link, "host")
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
-async def test_running_out_of_memory_and_the_end_are_events(small: Box, machine: Machine) -> None:
+async def test_running_out_of_memory_and_the_end_are_events(small: Box, workshop: Workshop) -> None:
     seen: asyncio.Queue[Event] = asyncio.Queue()
 
     async def listen() -> None:
-        async for event in machine.engine.events(small.live):
+        async for event in workshop.engine.events(small.live):
             seen.put_nowait(event)
 
     listener = asyncio.create_task(listen())
@@ -132,11 +132,11 @@ async def test_running_out_of_memory_and_the_end_are_events(small: Box, machine:
     await listener
 
 
-async def test_what_holds_too_much_in_sockets_is_killed_which_is_an_event(small: Box, machine: Machine) -> None:
+async def test_what_holds_too_much_in_sockets_is_killed_which_is_an_event(small: Box, workshop: Workshop) -> None:
     seen: asyncio.Queue[Event] = asyncio.Queue()
 
     async def listen() -> None:
-        async for event in machine.engine.events(small.live):
+        async for event in workshop.engine.events(small.live):
             seen.put_nowait(event)
 
     listener = asyncio.create_task(listen())
@@ -167,16 +167,16 @@ time.sleep(3600)
 
 
 async def test_of_those_who_together_hold_all_that_sockets_may_the_one_that_holds_most_is_killed(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each holds less than it may. Beyond what all may the kernel resets connections of the host too."""
-    assert isinstance(machine.engine, NativeEngine)
-    monkeypatch.setattr(machine.engine._hoards, "_most_of_all", 60 * 2**20)
+    assert isinstance(workshop.engine, NativeEngine)
+    monkeypatch.setattr(workshop.engine._hoards, "_most_of_all", 60 * 2**20)
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         ends: list[asyncio.Task[CommandOutput]] = []
         for number in range(IN_TURN + 2):  # so that one look at a few does not find enough
-            live = await machine.create(f"holds-{number}", limits={"memory": "64MiB"})
-            stack.push_async_callback(machine.destroy, live)
+            live = await workshop.create(f"holds-{number}", limits={"memory": "64MiB"})
+            stack.push_async_callback(workshop.destroy, live)
             link = await stack.enter_async_context(linked(live))
             ends.append(tasks.create_task(Box(live, link, "host").run("python3", "-c", HOLDING)))
         done, others = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -185,9 +185,9 @@ async def test_of_those_who_together_hold_all_that_sockets_may_the_one_that_hold
             end.cancel()
 
 
-async def test_several_may_listen_and_one_may_stop(box: Box, machine: Machine) -> None:
+async def test_several_may_listen_and_one_may_stop(box: Box, workshop: Workshop) -> None:
     async def last() -> Event:
-        return [event async for event in machine.engine.events(box.live)][-1]
+        return [event async for event in workshop.engine.events(box.live)][-1]
 
     tasks = [asyncio.create_task(last()) for _ in range(3)]
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""One machine per state directory; what a damaged or a full one means, and that nothing is lost with it."""
+"""One workshop per state directory; what a damaged or a full one means, and that nothing is lost with it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from atoll.store.database import NAME, open_database
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
+from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.contract.test_engine import leftovers, run
 
@@ -41,22 +41,22 @@ MIB = 2**20
 HANG_SECONDS = 60.0
 
 
-def open_machine(directory: Path) -> Machine:
-    return Machine(directory / "state", directory / "run")
+def open_workshop(directory: Path) -> Workshop:
+    return Workshop(directory / "state", directory / "run")
 
 
-async def test_a_second_machine_is_told_who_has_the_directory(tmp_path: Path) -> None:
-    async with open_machine(tmp_path):
+async def test_a_second_workshop_is_told_who_has_the_directory(tmp_path: Path) -> None:
+    async with open_workshop(tmp_path):
         with pytest.raises(AtollError) as caught:
-            open_machine(tmp_path)
+            open_workshop(tmp_path)
         assert caught.value.code == ErrorCode.STATE_DIRECTORY_IN_USE
         assert caught.value.context == {"path": str(tmp_path / "state"), "pid": os.getpid()}
         assert caught.value.remedy
-    async with open_machine(tmp_path):
+    async with open_workshop(tmp_path):
         pass
 
 
-async def test_a_killed_machine_has_the_directory_no_longer(tmp_path: Path) -> None:
+async def test_a_killed_workshop_has_the_directory_no_longer(tmp_path: Path) -> None:
     code = "import sys, time; from tests.contract.test_state_directory import *; m = open_machine(Path(sys.argv[1]))"
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{code}; print('open', flush=True); time.sleep(600)", tmp_path],
@@ -67,71 +67,71 @@ async def test_a_killed_machine_has_the_directory_no_longer(tmp_path: Path) -> N
     with holder.stdout:
         assert holder.stdout.readline() == b"open\n"
     with pytest.raises(AtollError, match=f"process {holder.pid}"):
-        open_machine(tmp_path)
+        open_workshop(tmp_path)
     holder.kill()
     holder.wait()
-    async with open_machine(tmp_path):
+    async with open_workshop(tmp_path):
         pass
 
 
-def take_record_off(machine: Machine, sandbox: str) -> None:
+def take_record_off(workshop: Workshop, sandbox: str) -> None:
     """As it is on a disk that an earlier version made."""
-    assert isinstance(machine.storage, PoolStorage)
-    os.removexattr(machine.storage.find(SandboxId(sandbox)), "user.atoll.record")
+    assert isinstance(workshop.storage, PoolStorage)
+    os.removexattr(workshop.storage.find(SandboxId(sandbox)), "user.atoll.record")
 
 
 async def test_a_damaged_record_is_made_anew_from_the_disk(tmp_path: Path, busybox_root: Path) -> None:
-    async with open_machine(tmp_path) as machine:
-        machine.images.add("busybox", busybox_root)
-        await machine.engine.release(await machine.create("one", image="busybox", env={"A": "b" * 100_000}))
+    async with open_workshop(tmp_path) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        await workshop.engine.release(await workshop.create("one", image="busybox", env={"A": "b" * 100_000}))
     content = kept.content(tmp_path / "state", "one")
     kept.put(tmp_path / "state", "one", "created", content[:40])
-    async with open_machine(tmp_path) as machine:
-        assert machine.inherited == Inherited(running=(ONE,), restored=(ONE,))
+    async with open_workshop(tmp_path) as workshop:
+        assert workshop.inherited == Inherited(running=(ONE,), restored=(ONE,))
         assert kept.content(tmp_path / "state", "one") == content
-    async with open_machine(tmp_path) as machine:
-        assert machine.inherited == Inherited(running=(ONE,))
-        await machine.remove("one")
+    async with open_workshop(tmp_path) as workshop:
+        assert workshop.inherited == Inherited(running=(ONE,))
+        await workshop.remove("one")
         assert not leftovers(tmp_path)
 
 
-async def test_a_record_damaged_everywhere_keeps_its_disk_and_lets_the_machine_open(
+async def test_a_record_damaged_everywhere_keeps_its_disk_and_lets_the_workshop_open(
     tmp_path: Path, busybox_root: Path
 ) -> None:
-    async with open_machine(tmp_path) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox")
+    async with open_workshop(tmp_path) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox")
         await run(live, "sh", "-c", "echo kept >/f")
-        await machine.engine.release(live)
-        take_record_off(machine, "one")
+        await workshop.engine.release(live)
+        take_record_off(workshop, "one")
     content = kept.content(tmp_path / "state", "one")
     kept.put(tmp_path / "state", "one", "created", content[:40])
-    async with open_machine(tmp_path) as machine:
-        assert machine.inherited == Inherited(damaged=(ONE,))
-        for attempt in (machine.adopt, machine.remove):
+    async with open_workshop(tmp_path) as workshop:
+        assert workshop.inherited == Inherited(damaged=(ONE,))
+        for attempt in (workshop.adopt, workshop.remove):
             with pytest.raises(AtollError) as caught:
                 await attempt("one")
             assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
     kept.put(tmp_path / "state", "one", "created", content)
-    async with open_machine(tmp_path) as machine:
-        live = await machine.adopt("one")
+    async with open_workshop(tmp_path) as workshop:
+        live = await workshop.adopt("one")
         assert await run(live, "cat", "/f") == b"kept\n"
-        await machine.destroy(live)
+        await workshop.destroy(live)
         assert not leftovers(tmp_path)
 
 
 async def test_a_sandbox_that_ended_keeps_its_files(tmp_path: Path, busybox_root: Path) -> None:
-    async with open_machine(tmp_path) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox")
+    async with open_workshop(tmp_path) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox")
         await run(live, "sh", "-c", "echo kept >/f")
-        await machine.engine.stop(live)
-    async with open_machine(tmp_path) as machine:
-        assert machine.inherited == Inherited(ended=(ONE,))
+        await workshop.engine.stop(live)
+    async with open_workshop(tmp_path) as workshop:
+        assert workshop.inherited == Inherited(ended=(ONE,))
         assert (tmp_path / "state/disks/one/root/f").read_text() == "kept\n"
         with pytest.raises(FileExistsError):
-            await machine.create("one", image="busybox")
-        await machine.remove("one")
+            await workshop.create("one", image="busybox")
+        await workshop.remove("one")
         assert not leftovers(tmp_path)
 
 
@@ -171,26 +171,26 @@ def drop_rows(database: Path) -> None:
 async def test_a_lost_database_is_made_anew_from_the_disks(
     tmp_path: Path, busybox_root: Path, damage: Callable[[Path], None]
 ) -> None:
-    async with open_machine(tmp_path) as machine:
-        machine.images.add("busybox", busybox_root)
+    async with open_workshop(tmp_path) as workshop:
+        workshop.images.add("busybox", busybox_root)
         for name in ("one", "two"):
-            live = await machine.create(name, image="busybox")
+            live = await workshop.create(name, image="busybox")
             await run(live, "sh", "-c", f"echo {name} >/f")
-            await machine.engine.release(live)
-        await machine.engine.stop(await machine.adopt("two"))
-        machine.update(machine.record(ONE), upkeep=Upkeep(labels={"a": "b"}))
-        before = machine.records()
+            await workshop.engine.release(live)
+        await workshop.engine.stop(await workshop.adopt("two"))
+        workshop.update(workshop.record(ONE), upkeep=Upkeep(labels={"a": "b"}))
+        before = workshop.records()
     damage(tmp_path / "state" / NAME)
-    async with open_machine(tmp_path) as machine:
+    async with open_workshop(tmp_path) as workshop:
         two = SandboxId("two")
-        assert machine.inherited == Inherited(running=(ONE,), ended=(two,), restored=(ONE, two))
-        assert machine.records() == before
-        live = await machine.adopt("one")
+        assert workshop.inherited == Inherited(running=(ONE,), ended=(two,), restored=(ONE, two))
+        assert workshop.records() == before
+        live = await workshop.adopt("one")
         assert await run(live, "cat", "/f") == b"one\n"
         assert (tmp_path / "state/disks/two/root/f").read_text() == "two\n"
-        await machine.engine.release(live)
+        await workshop.engine.release(live)
         for name in ("one", "two"):
-            await machine.remove(name)
+            await workshop.remove(name)
         assert not leftovers(tmp_path)
 
 
@@ -199,46 +199,46 @@ async def test_a_lost_or_damaged_database_does_not_cost_disks_that_carry_nothing
     tmp_path: Path, busybox_root: Path, damage: Callable[[Path], None]
 ) -> None:
     database, backup = tmp_path / "state" / NAME, tmp_path / "backup"
-    async with open_machine(tmp_path) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox")
+    async with open_workshop(tmp_path) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox")
         await run(live, "sh", "-c", "echo kept >/f")
-        await machine.engine.release(live)
-        take_record_off(machine, "one")
+        await workshop.engine.release(live)
+        take_record_off(workshop, "one")
     shutil.copy(database, backup)
     damage(database)
     for _ in range(2):
         with pytest.raises(AtollError) as caught:
-            open_machine(tmp_path)
+            open_workshop(tmp_path)
         assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
         assert str(database) in caught.value.message and caught.value.remedy
     shutil.copy(backup, database)
-    async with open_machine(tmp_path) as machine:
-        assert machine.inherited == Inherited(running=(ONE,))
-        live = await machine.adopt("one")
+    async with open_workshop(tmp_path) as workshop:
+        assert workshop.inherited == Inherited(running=(ONE,))
+        live = await workshop.adopt("one")
         assert await run(live, "cat", "/f") == b"kept\n"
-        await machine.destroy(live)
+        await workshop.destroy(live)
 
 
 async def test_a_disk_that_is_not_on_record_goes_if_nothing_was_ever_on_it(tmp_path: Path) -> None:
-    async with open_machine(tmp_path) as machine:
-        machine.storage.create(ONE, 20 * MIB)
-        (machine.storage.create(SandboxId("two"), 20 * MIB) / "f").write_text("x")
-    async with open_machine(tmp_path) as machine:
-        assert machine.inherited == Inherited(removed=(ONE,), set_aside=("two",))
-        assert (machine.storage.lost.path("two") / "f").read_text() == "x"
+    async with open_workshop(tmp_path) as workshop:
+        workshop.storage.create(ONE, 20 * MIB)
+        (workshop.storage.create(SandboxId("two"), 20 * MIB) / "f").write_text("x")
+    async with open_workshop(tmp_path) as workshop:
+        assert workshop.inherited == Inherited(removed=(ONE,), set_aside=("two",))
+        assert (workshop.storage.lost.path("two") / "f").read_text() == "x"
 
 
 async def test_records_that_an_earlier_version_kept_in_files_are_taken_over(tmp_path: Path, busybox_root: Path) -> None:
     state = tmp_path / "state"
-    async with open_machine(tmp_path) as machine:
-        machine.images.add("busybox", busybox_root)
+    async with open_workshop(tmp_path) as workshop:
+        workshop.images.add("busybox", busybox_root)
         for name in ("one", "half-made", "half-removed", "damaged"):
-            live = await machine.create(name, image="busybox", limits="lite")
+            live = await workshop.create(name, image="busybox", limits="lite")
             await run(live, "sh", "-c", "echo kept >/f")
-            await machine.engine.release(live)
-            take_record_off(machine, name)
-        machine.storage.create(SandboxId("half-written"), 20 * MIB)
+            await workshop.engine.release(live)
+            take_record_off(workshop, name)
+        workshop.storage.create(SandboxId("half-written"), 20 * MIB)
     (state / "records").mkdir()
     files = {"one": "json", "half-made": "making", "half-removed": "removing", "damaged": "json"}
     for name, ending in files.items():
@@ -247,36 +247,36 @@ async def test_records_that_an_earlier_version_kept_in_files_are_taken_over(tmp_
     (state / "records/damaged.json").write_bytes(whole[:40])
     (state / "records/half-written.making").write_bytes(whole[:40])
     (state / NAME).unlink()
-    async with open_machine(tmp_path) as machine:
+    async with open_workshop(tmp_path) as workshop:
         removed = tuple(map(SandboxId, ("half-made", "half-removed", "half-written")))
-        assert machine.inherited == Inherited(running=(ONE,), damaged=(SandboxId("damaged"),), removed=removed)
-        assert await run((await adopted(machine, "one")), "cat", "/f") == b"kept\n"
+        assert workshop.inherited == Inherited(running=(ONE,), damaged=(SandboxId("damaged"),), removed=removed)
+        assert await run((await adopted(workshop, "one")), "cat", "/f") == b"kept\n"
         assert sorted(leftovers(tmp_path)) == ["damaged", "damaged", "one", "one"]
     assert not list(state.glob("records*"))
     kept.put(state, "damaged", "created", whole)
-    async with open_machine(tmp_path) as machine:
-        assert await run((await adopted(machine, "damaged")), "cat", "/f") == b"kept\n"
+    async with open_workshop(tmp_path) as workshop:
+        assert await run((await adopted(workshop, "damaged")), "cat", "/f") == b"kept\n"
         for name in ("one", "damaged"):
-            await machine.remove(name)
+            await workshop.remove(name)
         assert not leftovers(tmp_path)
 
 
-async def adopted(machine: Machine, name: str) -> LiveSandbox:
+async def adopted(workshop: Workshop, name: str) -> LiveSandbox:
     """Running, and held by nobody."""
-    live = await machine.adopt(name)
-    await machine.engine.release(live)
+    live = await workshop.adopt(name)
+    await workshop.engine.release(live)
     return live
 
 
 async def test_plain_directories_are_looked_at_too(tmp_path: Path) -> None:
-    async with Machine(tmp_path / "state", tmp_path / "run", storage=DirectoryStorage(tmp_path / "state/disks")):
+    async with Workshop(tmp_path / "state", tmp_path / "run", storage=DirectoryStorage(tmp_path / "state/disks")):
         pass
     storage = DirectoryStorage(tmp_path / "state/disks")
     storage.create(ONE, 0)
     (storage.create(SandboxId("two"), 0) / "f").write_text("x")
     (tmp_path / "state/disks/Not a sandbox").mkdir()
-    async with Machine(tmp_path / "state", tmp_path / "run", storage=storage) as machine:
-        assert machine.inherited == Inherited(removed=(ONE,), set_aside=("two",))
+    async with Workshop(tmp_path / "state", tmp_path / "run", storage=storage) as workshop:
+        assert workshop.inherited == Inherited(removed=(ONE,), set_aside=("two",))
         assert (storage.lost.path("two") / "f").read_text() == "x"
     assert storage.names() == {"Not a sandbox"}
 
@@ -293,18 +293,18 @@ async def test_a_removal_that_takes_its_time_holds_up_nobody(
         assert may_end.wait(HANG_SECONDS)
         remove(sandbox)
 
-    async with Machine(tmp_path / "state", tmp_path / "run", storage=storage) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox")
+    async with Workshop(tmp_path / "state", tmp_path / "run", storage=storage) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox")
         monkeypatch.setattr(storage, "remove", take_time)
-        removals = [asyncio.create_task(machine.destroy(live)) for _ in range(2)]
+        removals = [asyncio.create_task(workshop.destroy(live)) for _ in range(2)]
         await asyncio.to_thread(has_begun.wait, HANG_SECONDS)
         removals[0].cancel()  # which waits for the thread
         with pytest.raises(AtollError, match="SANDBOX_EXISTS"):
-            await machine.create("one", image="busybox")
+            await workshop.create("one", image="busybox")
         may_end.set()
         await asyncio.gather(*removals, return_exceptions=True)
-        await machine.destroy(await machine.create("one", image="busybox"))
+        await workshop.destroy(await workshop.create("one", image="busybox"))
         assert storage.names() == set()
 
 
@@ -314,30 +314,30 @@ async def test_a_removal_that_fails_is_finished_by_the_next_try(
     def fail(_: SandboxId) -> None:
         raise OSError("cannot")
 
-    async with open_machine(tmp_path) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox")
+    async with open_workshop(tmp_path) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox")
         with monkeypatch.context() as patch:
-            patch.setattr(machine.storage, "remove", fail)
+            patch.setattr(workshop.storage, "remove", fail)
             with pytest.raises(OSError):
-                await machine.destroy(live)
+                await workshop.destroy(live)
         with pytest.raises(LookupError):
-            await machine.adopt("one")
-        await machine.destroy(live)
+            await workshop.adopt("one")
+        await workshop.destroy(live)
         assert not leftovers(tmp_path)
 
 
 async def test_a_handle_from_before_does_not_harm_the_next_of_that_name(tmp_path: Path, busybox_root: Path) -> None:
-    async with open_machine(tmp_path) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox")
-        old = await machine.adopt("one")
-        await machine.destroy(live)
-        new = await machine.create("one", image="busybox")
-        await machine.destroy(old)
+    async with open_workshop(tmp_path) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox")
+        old = await workshop.adopt("one")
+        await workshop.destroy(live)
+        new = await workshop.create("one", image="busybox")
+        await workshop.destroy(old)
         assert await run(new, "echo", "x") == b"x\n"
-        assert machine.record(ONE).generation == new.generation
-        await machine.destroy(new)
+        assert workshop.record(ONE).generation == new.generation
+        await workshop.destroy(new)
 
 
 # Full disks and limits.
@@ -377,21 +377,21 @@ def fill(disk: Path, leave: int) -> Path:
 async def test_a_full_disk_makes_no_half_sandbox_and_goes_on_when_it_has_space(
     larger_disk: Path, busybox_root: Path
 ) -> None:
-    async with open_machine(larger_disk) as machine:
-        machine.images.add("busybox", busybox_root)
+    async with open_workshop(larger_disk) as workshop:
+        workshop.images.add("busybox", busybox_root)
         filler = fill(larger_disk, 0)
-        made = [await machine.create("first", image="busybox", limits={"disk": "300MiB"})]
+        made = [await workshop.create("first", image="busybox", limits={"disk": "300MiB"})]
         with pytest.raises(OSError) as caught:
             for number in range(100):
-                made.append(await machine.create(f"more-{number}", image="busybox", limits={"disk": "300MiB"}))
+                made.append(await workshop.create(f"more-{number}", image="busybox", limits={"disk": "300MiB"}))
         assert isinstance(caught.value, AtollError) and caught.value.code == ErrorCode.NO_SPACE
         assert "free space on that disk" in caught.value.remedy
         assert len(leftovers(larger_disk)) == 2 * len(made)
         assert await run(made[0], "sh", "-c", "echo x >/f; sync /f; cat /f") == b"x\n"
         filler.unlink()
-        await machine.destroy(await machine.create("one", image="busybox", limits={"disk": "20MiB"}))
+        await workshop.destroy(await workshop.create("one", image="busybox", limits={"disk": "20MiB"}))
         for live in made:
-            await machine.destroy(live)
+            await workshop.destroy(live)
 
 
 @pytest.fixture
@@ -402,19 +402,19 @@ def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def crowded(small_disk: Path, tmp_path: Path, busybox_root: Path) -> AsyncIterator[Machine]:
-    """A machine with nothing but its database on the small disk."""
+async def crowded(small_disk: Path, tmp_path: Path, busybox_root: Path) -> AsyncIterator[Workshop]:
+    """A workshop with nothing but its database on the small disk."""
     images = ImageCatalog(tmp_path / "images")
     images.add("busybox", busybox_root)
     engine, storage = NativeEngine(tmp_path, tmp_path / "run"), PoolStorage(tmp_path / "pool")
     state = small_disk / "state"
-    async with Machine(state, tmp_path / "run", images=images, engine=engine, storage=storage) as machine:
-        await machine.destroy(await machine.create("one", image="busybox", limits="lite"))
-        yield machine
+    async with Workshop(state, tmp_path / "run", images=images, engine=engine, storage=storage) as workshop:
+        await workshop.destroy(await workshop.create("one", image="busybox", limits="lite"))
+        yield workshop
 
 
 @pytest.mark.usefixtures("no_reserve")
-async def test_a_record_that_finds_no_space_ends_the_sandbox(crowded: Machine, small_disk: Path) -> None:
+async def test_a_record_that_finds_no_space_ends_the_sandbox(crowded: Workshop, small_disk: Path) -> None:
     filler = fill(small_disk, 0)
     with pytest.raises(AtollError) as caught:
         await crowded.create("one", image="busybox", limits="lite")
@@ -424,7 +424,7 @@ async def test_a_record_that_finds_no_space_ends_the_sandbox(crowded: Machine, s
     await crowded.destroy(await crowded.create("one", image="busybox", limits="lite"))
 
 
-async def test_on_a_full_disk_sandboxes_are_put_on_record_and_taken_off_it(crowded: Machine, small_disk: Path) -> None:
+async def test_on_a_full_disk_sandboxes_are_put_on_record_and_taken_off_it(crowded: Workshop, small_disk: Path) -> None:
     filler = fill(small_disk, 0)
     for _ in range(3):
         live = await crowded.create("one", image="busybox", limits="lite")
@@ -436,7 +436,7 @@ async def test_on_a_full_disk_sandboxes_are_put_on_record_and_taken_off_it(crowd
 
 @pytest.mark.usefixtures("no_reserve")
 async def test_without_space_for_its_record_a_sandbox_is_ended_and_forgotten_later(
-    crowded: Machine, small_disk: Path
+    crowded: Workshop, small_disk: Path
 ) -> None:
     live = await crowded.create("one", image="busybox", limits="lite")
     filler = fill(small_disk, 0)
@@ -452,7 +452,7 @@ async def test_without_space_for_its_record_a_sandbox_is_ended_and_forgotten_lat
 
 
 @pytest.mark.usefixtures("no_reserve")
-async def test_a_removal_that_found_no_space_is_finished_by_asking_again(crowded: Machine, small_disk: Path) -> None:
+async def test_a_removal_that_found_no_space_is_finished_by_asking_again(crowded: Workshop, small_disk: Path) -> None:
     async with Roster(crowded, Timeline(crowded.database)) as roster:
         actor = roster.actor("one")
         await actor.ensure(Plan(image="busybox", limits=SIZES["lite"]), Caller("me"))
@@ -469,78 +469,78 @@ async def test_a_removal_that_found_no_space_is_finished_by_asking_again(crowded
 async def test_a_state_directory_without_space_for_a_pool_says_so(small_disk: Path) -> None:
     filler = fill(small_disk, 0)
     with pytest.raises(AtollError) as caught:
-        open_machine(small_disk)
+        open_workshop(small_disk)
     assert caught.value.code == ErrorCode.NO_SPACE
     filler.unlink()
-    async with open_machine(small_disk):
+    async with open_workshop(small_disk):
         pass
 
 
 async def test_a_pool_whose_host_disk_is_full_takes_less_and_lives_on(larger_disk: Path, busybox_root: Path) -> None:
     """A sandbox would fill the host's disk through its own."""
-    async with open_machine(larger_disk) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox", limits={"disk": "1500MiB"})
+    async with open_workshop(larger_disk) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox", limits={"disk": "1500MiB"})
         filler = fill(larger_disk, 0)
         said = await run(live, "sh", "-c", "dd if=/dev/zero of=/f bs=1M count=1490 2>&1; sync; echo x >/g")
         assert b"space" in said or b"uota" in said
         assert await run(live, "sh", "-c", "rm /f; until echo x >/g; do sync; done; cat /g") == b"x\n"
         filler.unlink()
-        await machine.destroy(live)
-        await machine.destroy(await machine.create("two", image="busybox", limits={"disk": "20MiB"}))
+        await workshop.destroy(live)
+        await workshop.destroy(await workshop.create("two", image="busybox", limits={"disk": "20MiB"}))
 
 
-async def test_a_machine_that_cannot_open_its_pool_lets_go_of_everything(tmp_path: Path) -> None:
+async def test_a_workshop_that_cannot_open_its_pool_lets_go_of_everything(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state/pool.btrfs").write_bytes(b"x" * MIB)
     for _ in range(2):
         with pytest.raises(AtollError) as caught:
-            open_machine(tmp_path)
+            open_workshop(tmp_path)
         assert caught.value.code == ErrorCode.POOL_DAMAGED
 
 
-async def test_a_machine_whose_engine_cannot_be_closed_lets_go_of_the_rest(
+async def test_a_workshop_whose_engine_cannot_be_closed_lets_go_of_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = open_machine(tmp_path)
-    close = machine.engine.close
+    workshop = open_workshop(tmp_path)
+    close = workshop.engine.close
 
     async def close_badly() -> None:
         await close()
         raise OSError("the nursery's channel is gone")
 
-    monkeypatch.setattr(machine.engine, "close", close_badly)
+    monkeypatch.setattr(workshop.engine, "close", close_badly)
     with pytest.raises(OSError, match="channel is gone"):
-        await machine.close()
+        await workshop.close()
     assert not (tmp_path / "state/disks").is_mount()
-    await open_machine(tmp_path).close()
+    await open_workshop(tmp_path).close()
 
 
 async def test_the_largest_limits_that_are_accepted_can_be_set(tmp_path: Path, busybox_root: Path) -> None:
     storage = PoolStorage(tmp_path / "state", overcommit=float(2**40))
     limits = Limits(cpus=float(MAX_CPUS), memory=MAX_BYTES, disk=MAX_BYTES, pids=MAX_PIDS)
-    async with Machine(tmp_path / "state", tmp_path / "run", storage=storage) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox", limits=limits)
+    async with Workshop(tmp_path / "state", tmp_path / "run", storage=storage) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox", limits=limits)
         assert await run(live, "echo", "x") == b"x\n"
-        await machine.destroy(live)
+        await workshop.destroy(live)
 
 
 async def test_a_disk_larger_than_can_be_promised_is_refused(tmp_path: Path, busybox_root: Path) -> None:
-    async with open_machine(tmp_path) as machine:
-        machine.images.add("busybox", busybox_root)
+    async with open_workshop(tmp_path) as workshop:
+        workshop.images.add("busybox", busybox_root)
         with pytest.raises(AtollError) as caught:
-            await machine.create("one", image="busybox", limits={"disk": MAX_BYTES})
+            await workshop.create("one", image="busybox", limits={"disk": MAX_BYTES})
         assert caught.value.code == ErrorCode.DISK_COMMITTED
         assert caught.value.remedy
         assert not leftovers(tmp_path)
 
 
-def test_a_machine_without_control_groups_says_what_it_cannot_enforce(
+def test_a_workshop_without_control_groups_says_what_it_cannot_enforce(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "open_cgroups", lambda: None)
-    for make in (lambda: NativeEngine(tmp_path / "state", tmp_path / "run"), lambda: open_machine(tmp_path)):
+    for make in (lambda: NativeEngine(tmp_path / "state", tmp_path / "run"), lambda: open_workshop(tmp_path)):
         with pytest.raises(AtollError) as caught:
             make()
         assert caught.value.code == ErrorCode.LIMITS_NOT_ENFORCEABLE

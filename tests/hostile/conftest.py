@@ -17,8 +17,8 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.limits import Limits
 from atoll.storage.directory import DirectoryStorage
 from atoll.store.database import open_database
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.records import take_custody
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.leaks import Surroundings
 from tests.native import linked, native
@@ -30,19 +30,19 @@ _numbers = itertools.count()
 
 
 @asynccontextmanager
-async def sandbox(machine: Machine, limits: Limits | None = None) -> AsyncIterator[Box]:
-    live = await machine.create(f"hostile-{next(_numbers)}", limits=limits)
+async def sandbox(workshop: Workshop, limits: Limits | None = None) -> AsyncIterator[Box]:
+    live = await workshop.create(f"hostile-{next(_numbers)}", limits=limits)
     try:
         async with linked(live) as link:
             yield Box(live, link, "host")
     finally:
-        await machine.destroy(live)
+        await workshop.destroy(live)
 
 
 @pytest.fixture(scope="module")
-async def next_door(machine: Machine, surroundings: Surroundings) -> AsyncIterator[LiveSandbox]:
-    """One sandbox that sees every attack on the shipped machine, and must not suffer."""
-    async with sandbox(machine) as box:
+async def next_door(workshop: Workshop, surroundings: Surroundings) -> AsyncIterator[LiveSandbox]:
+    """One sandbox that sees every attack on the shipped workshop, and must not suffer."""
+    async with sandbox(workshop) as box:
         surroundings.processes.add(native(box.live).process.pid)
         yield box.live
         surroundings.processes.discard(native(box.live).process.pid)
@@ -54,10 +54,10 @@ async def neighbour(next_door: LiveSandbox) -> AsyncIterator[Box]:
         yield Box(next_door, link, "host")
 
 
-class WeakenedMachines:
-    """One at a time, kept until other defences are to be off. They share images and disks with the shipped machine."""
+class WeakenedWorkshops:
+    """One at a time, kept until other defences are to be off. They share images and disks with the shipped workshop."""
 
-    def __init__(self, shipped: Machine, state: Path, surroundings: Surroundings) -> None:
+    def __init__(self, shipped: Workshop, state: Path, surroundings: Surroundings) -> None:
         self._shipped = shipped
         self._shipped_state = state
         self._state = state.parent / "weakened"
@@ -68,7 +68,7 @@ class WeakenedMachines:
         self._defences: tuple[Defence, ...] = ()
         self._closing = AsyncExitStack()
 
-    async def without(self, defences: tuple[Defence, ...]) -> Machine:
+    async def without(self, defences: tuple[Defence, ...]) -> Workshop:
         if self._defences != defences:
             await self.close()
             before = open_descriptors()
@@ -82,42 +82,44 @@ class WeakenedMachines:
         self._closing = AsyncExitStack()
         self._defences = ()
 
-    def _make(self, defences: tuple[Defence, ...]) -> Machine:
+    def _make(self, defences: tuple[Defence, ...]) -> Workshop:
         engine = NativeEngine(self._shipped_state, self._state / "run", embryos=0, nursery=nursery_without(defences))
         if Defence.HOARD_WATCH in defences:
             engine._hoards.close()
         # The quota is the host's to keep: plain directories have none.
         has_quota = Defence.DISK_QUOTA not in defences
         storage = self._shipped.storage if has_quota else DirectoryStorage(self._shipped_state / "without-quota")
-        machine = Machine(self._state, self._state / "run", images=self._shipped.images, engine=engine, storage=storage)
-        self._closing.callback(machine.database.close)
-        self._closing.callback(machine._lock.release)  # its storage is the shipped machine's, and stays open
+        workshop = Workshop(
+            self._state, self._state / "run", images=self._shipped.images, engine=engine, storage=storage
+        )
+        self._closing.callback(workshop.database.close)
+        self._closing.callback(workshop._lock.release)  # its storage is the shipped workshop's, and stays open
         if Defence.FILE_MAX in defences:
             self._closing.enter_context(few_more_files())
-        return machine
+        return workshop
 
-    async def _settle(self, machine: Machine, before: set[int]) -> None:
-        """What the machine keeps for its life is not left behind by the test at hand."""
-        async with sandbox(machine):
+    async def _settle(self, workshop: Workshop, before: set[int]) -> None:
+        """What the workshop keeps for its life is not left behind by the test at hand."""
+        async with sandbox(workshop):
             pass
-        assert isinstance(machine.engine, NativeEngine) and machine.engine.nursery_pid
+        assert isinstance(workshop.engine, NativeEngine) and workshop.engine.nursery_pid
         kept = open_descriptors() - before
-        self._surroundings.processes.add(machine.engine.nursery_pid)
+        self._surroundings.processes.add(workshop.engine.nursery_pid)
         self._surroundings.descriptors |= kept
-        self._closing.callback(self._surroundings.processes.discard, machine.engine.nursery_pid)
+        self._closing.callback(self._surroundings.processes.discard, workshop.engine.nursery_pid)
         self._closing.callback(self._surroundings.descriptors.difference_update, kept)
 
 
 @pytest.fixture(scope="module")
-async def weakened(machine: Machine, state: Path, surroundings: Surroundings) -> AsyncIterator[WeakenedMachines]:
-    machines = WeakenedMachines(machine, state, surroundings)
-    yield machines
-    await machines.close()
+async def weakened(workshop: Workshop, state: Path, surroundings: Surroundings) -> AsyncIterator[WeakenedWorkshops]:
+    workshops = WeakenedWorkshops(workshop, state, surroundings)
+    yield workshops
+    await workshops.close()
 
 
 @contextmanager
 def few_more_files() -> Iterator[None]:
-    """A machine whose limit of open files is within reach of one sandbox, as it is of a large one by default."""
+    """A workshop whose limit of open files is within reach of one sandbox, as it is of a large one by default."""
     before = FILE_MAX.read_text()
     in_use = int(Path("/proc/sys/fs/file-nr").read_text().split()[0])
     FILE_MAX.write_text(str(in_use + FILES // 2))

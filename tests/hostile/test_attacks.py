@@ -18,9 +18,9 @@ from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AgentLostError
 from atoll.protocol.frames import FrameKind
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
-from tests.hostile.conftest import WeakenedMachines, sandbox
+from tests.hostile.conftest import WeakenedWorkshops, sandbox
 from tests.native import native
 
 SERIES, SAMPLES = 3, 21
@@ -36,8 +36,8 @@ LAST_LINES = [
 
 
 @pytest.mark.parametrize("attack", LIGHT, ids=lambda attack: attack.name)
-async def test_an_attack_is_contained(attack: Attack, machine: Machine, neighbour: Box) -> None:
-    async with sandbox(machine, attack.limits) as box:
+async def test_an_attack_is_contained(attack: Attack, workshop: Workshop, neighbour: Box) -> None:
+    async with sandbox(workshop, attack.limits) as box:
         async with victim(neighbour, attack.victim), launched(attack, box) as verdict:
             assert verdict.startswith(HELD), verdict
         await settle(box)
@@ -46,8 +46,8 @@ async def test_an_attack_is_contained(attack: Attack, machine: Machine, neighbou
 
 
 @pytest.mark.parametrize("attack", HEAVY, ids=lambda attack: attack.name)
-async def test_an_attack_on_resources_is_contained(attack: Attack, machine: Machine, neighbour: Box) -> None:
-    async with sandbox(machine, attack.limits) as box:
+async def test_an_attack_on_resources_is_contained(attack: Attack, workshop: Workshop, neighbour: Box) -> None:
+    async with sandbox(workshop, attack.limits) as box:
         before = await pace(neighbour)
         async with launched(attack, box) as verdict:
             assert is_held(attack, verdict), verdict
@@ -56,7 +56,7 @@ async def test_an_attack_on_resources_is_contained(attack: Attack, machine: Mach
                 if during >= SLOWER * before:
                     during = min(during, await pace(neighbour))
             subprocess.run(["true"], check=True)
-            async with sandbox(machine) as another:
+            async with sandbox(workshop) as another:
                 await answers(another)
         await settle(box)
         await answers(box)
@@ -64,9 +64,9 @@ async def test_an_attack_on_resources_is_contained(attack: Attack, machine: Mach
 
 
 @pytest.mark.parametrize("attack", BY_DEFENCES, ids=lambda attack: attack.name)
-async def test_without_its_defences_the_attack_succeeds(attack: Attack, weakened: WeakenedMachines) -> None:
-    machine = await weakened.without(attack.defences)
-    async with sandbox(machine, attack.limits) as box, sandbox(machine) as other:
+async def test_without_its_defences_the_attack_succeeds(attack: Attack, weakened: WeakenedWorkshops) -> None:
+    workshop = await weakened.without(attack.defences)
+    async with sandbox(workshop, attack.limits) as box, sandbox(workshop) as other:
         if attack.evidence is Evidence.AGENT_LOST:
             with pytest.raises(AgentLostError):
                 await box.run(*python(attack.payload).argv)
@@ -76,11 +76,11 @@ async def test_without_its_defences_the_attack_succeeds(attack: Attack, weakened
 
 
 @pytest.mark.parametrize(("attack", "last"), LAST_LINES, ids=lambda value: getattr(value, "name", value))
-async def test_each_of_its_defences_is_enough(attack: Attack, last: Defence, weakened: WeakenedMachines) -> None:
-    machine = await weakened.without(tuple(defence for defence in attack.defences if defence is not last))
+async def test_each_of_its_defences_is_enough(attack: Attack, last: Defence, weakened: WeakenedWorkshops) -> None:
+    workshop = await weakened.without(tuple(defence for defence in attack.defences if defence is not last))
     async with (
-        sandbox(machine, attack.limits) as box,
-        sandbox(machine) as other,
+        sandbox(workshop, attack.limits) as box,
+        sandbox(workshop) as other,
         victim(other, attack.victim),
         launched(attack, box) as verdict,
     ):

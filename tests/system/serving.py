@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.client.link import SandboxLink
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.sandbox import AsyncSandbox
 from atoll.client.server import Server
 from atoll.protocol.sandboxes import SandboxOptions
@@ -133,7 +133,7 @@ class RunningServer:
     def sandbox(self, id: str, options: SandboxOptions | None = None, *, tcp: bool = False) -> AsyncSandbox:
         """Of a client of its own, which shares no connection with others."""
         server = Server(self.tcp_url, self.key) if tcp else Server(self.unix_url, None)
-        return AsyncSandbox(SandboxLink(server, id, options))
+        return AsyncSandbox(RemoteSandbox(server, id, options))
 
     def memory(self) -> int:
         """What it holds, in bytes."""

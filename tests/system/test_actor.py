@@ -31,10 +31,10 @@ from atoll.supervisor import agent_link
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.info import describe
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.upkeep import set_upkeep
+from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.native import native
 
@@ -49,12 +49,12 @@ def database(tmp_path: Path) -> Database:
 
 
 @pytest.fixture
-async def actor(machine: Machine, database: Database) -> AsyncIterator[SandboxActor]:
-    roster = Roster(machine, Timeline(database))
+async def actor(workshop: Workshop, database: Database) -> AsyncIterator[SandboxActor]:
+    roster = Roster(workshop, Timeline(database))
     with closing(database):
         yield roster.actor("acted-on")
         await roster.__aexit__()
-    await machine.remove("acted-on")
+    await workshop.remove("acted-on")
 
 
 async def wait_until_stopped(actor: SandboxActor) -> None:
@@ -63,64 +63,64 @@ async def wait_until_stopped(actor: SandboxActor) -> None:
             await asyncio.sleep(0.01)
 
 
-def first_process(machine: Machine, actor: SandboxActor) -> int:
-    return native(machine.record(actor.name)).process.pid
+def first_process(workshop: Workshop, actor: SandboxActor) -> int:
+    return native(workshop.record(actor.name)).process.pid
 
 
 async def test_a_sandbox_that_ends_before_it_is_watched_is_stopped_and_starts_again(
-    machine: Machine, actor: SandboxActor
+    workshop: Workshop, actor: SandboxActor
 ) -> None:
     await actor.ensure(Plan(), ME)
-    os.kill(first_process(machine, actor), signal.SIGKILL)
-    live = machine.record(actor.name).to_live()
+    os.kill(first_process(workshop, actor), signal.SIGKILL)
+    live = workshop.record(actor.name).to_live()
     with pytest.raises(FileNotFoundError):  # its group is gone; until then nobody else gets a turn
-        while machine.engine.is_frozen(live) is not None:
+        while workshop.engine.is_frozen(live) is not None:
             time.sleep(0.001)  # noqa: ASYNC251
     await wait_until_stopped(actor)
     await actor.do(ME, AgentLink.ping)
 
 
 async def test_a_sandbox_that_ends_is_stopped_although_that_cannot_be_noted(
-    machine: Machine, actor: SandboxActor, database: Database
+    workshop: Workshop, actor: SandboxActor, database: Database
 ) -> None:
     await actor.ensure(Plan(), ME)
     await actor.do(ME, AgentLink.ping)
     database.close()
-    os.kill(first_process(machine, actor), signal.SIGKILL)
+    os.kill(first_process(workshop, actor), signal.SIGKILL)
     await wait_until_stopped(actor)
 
 
 async def test_a_lack_of_descriptors_at_the_moment_it_is_made_starts_no_second_one_on_its_disk(
-    machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch
+    workshop: Workshop, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits, keep = resource.getrlimit(resource.RLIMIT_NOFILE), machine.engine.keep
+    limits, keep = resource.getrlimit(resource.RLIMIT_NOFILE), workshop.engine.keep
 
     async def keep_and_use_up_descriptors(sandbox: LiveSandbox) -> None:
         await keep(sandbox)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
 
-    monkeypatch.setattr(machine.engine, "keep", keep_and_use_up_descriptors)
+    monkeypatch.setattr(workshop.engine, "keep", keep_and_use_up_descriptors)
     try:
         with pytest.raises(AtollError) as caught:
             await actor.do(ME, AgentLink.ping)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert caught.value.code is ErrorCode.TOO_MANY_OPEN_FILES
-    made = first_process(machine, actor)
+    made = first_process(workshop, actor)
     await actor.do(ME, AgentLink.ping)
-    assert first_process(machine, actor) == made
+    assert first_process(workshop, actor) == made
     assert [event.what for event in actor.events(0)] == ["created"]
 
 
-async def test_one_that_still_runs_is_ended_before_another_starts_on_its_disk(machine: Machine) -> None:
-    lost = await machine.create("lost", image="busybox")
-    found = await machine.start(lost.id)
+async def test_one_that_still_runs_is_ended_before_another_starts_on_its_disk(workshop: Workshop) -> None:
+    lost = await workshop.create("lost", image="busybox")
+    found = await workshop.start(lost.id)
     try:
         async with asyncio.timeout(HANG_SECONDS):
-            await machine.engine.wait(lost)
+            await workshop.engine.wait(lost)
     finally:
-        await machine.engine.release(lost)
-        await machine.destroy(found)
+        await workshop.engine.release(lost)
+        await workshop.destroy(found)
 
 
 async def test_a_request_that_is_refused_leaves_the_history_of_the_one_before(actor: SandboxActor) -> None:
@@ -134,25 +134,25 @@ async def test_a_request_that_is_refused_leaves_the_history_of_the_one_before(ac
 
 
 async def test_one_that_exists_is_found_by_the_options_it_was_made_with_although_its_image_is_gone(
-    machine: Machine, actor: SandboxActor, state: Path, busybox_root: Path
+    workshop: Workshop, actor: SandboxActor, state: Path, busybox_root: Path
 ) -> None:
     options = Plan(image="fleeting")
-    machine.images.add("fleeting", busybox_root)
+    workshop.images.add("fleeting", busybox_root)
     assert await actor.ensure(options, ME)
     shutil.rmtree(state / "images" / "fleeting")
     assert not await actor.ensure(options, ME)
 
 
 async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(
-    machine: Machine, database: Database
+    workshop: Workshop, database: Database
 ) -> None:
     """The server that made it was killed in between; of the one before it the end was noted."""
     timeline = Timeline(database)
     timeline.add(SandboxId("unnoted"), "destroyed", cause="a test", by="me")
-    live = await machine.create("unnoted", image="busybox")
-    await machine.engine.release(live)
+    live = await workshop.create("unnoted", image="busybox")
+    await workshop.engine.release(live)
     with closing(database):
-        async with Roster(machine, timeline) as roster:
+        async with Roster(workshop, timeline) as roster:
             assert [event.what for event in roster.actor("unnoted").events(0)] == ["created"]
             assert describe(roster.actor("unnoted")).state is SandboxState.RUNNING
             await roster.actor("unnoted").destroy(ME)
@@ -191,8 +191,8 @@ async def test_one_whose_record_is_damaged_is_asked_about_and_left_alone(tmp_pat
     state.mkdir(mode=0o700)
     open_database(state).close()
     kept.put(state, "damaged", "created", b"")
-    async with Machine(state, tmp_path / "run") as machine:
-        actor = Roster(machine, Timeline(machine.database)).actor("damaged")
+    async with Workshop(state, tmp_path / "run") as workshop:
+        actor = Roster(workshop, Timeline(workshop.database)).actor("damaged")
         with pytest.raises(AtollError):
             describe(actor)
         await actor.do_what_is_due()
@@ -210,10 +210,10 @@ CALLS: dict[str, AnyCall] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 async def test_what_waits_for_an_agent_that_stands_still_is_given_up(
-    machine: Machine, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch, call: AnyCall
+    workshop: Workshop, actor: SandboxActor, monkeypatch: pytest.MonkeyPatch, call: AnyCall
 ) -> None:
     await actor.ensure(Plan(), ME)
-    stand_still(first_process(machine, actor))
+    stand_still(first_process(workshop, actor))
     monkeypatch.setattr(agent_link, "ANSWER_GRACE", 0.05)
     async with actor.use(ME) as link, link.operation(call) as agent:
         waiting = asyncio.create_task(agent.next_frame())
@@ -223,7 +223,7 @@ async def test_what_waits_for_an_agent_that_stands_still_is_given_up(
                 await waiting
 
 
-async def test_what_waits_for_an_agent_that_answers_goes_on_waiting(machine: Machine, actor: SandboxActor) -> None:
+async def test_what_waits_for_an_agent_that_answers_goes_on_waiting(workshop: Workshop, actor: SandboxActor) -> None:
     async with actor.use(ME) as link, link.operation(ExecShell(command="read line", stdin=True)) as agent:
         waiting = asyncio.create_task(agent.next_frame())
         await actor.check_agent()

@@ -12,7 +12,7 @@ import pytest
 from atoll.protocol.commands import CommandOutput, Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.limits import MIB, MIN_MEMORY
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import linked
 
@@ -235,10 +235,10 @@ async def test_commands_are_killed_before_the_agent_when_memory_runs_out(box: Bo
 @pytest.mark.parametrize("memory", [MIN_MEMORY, 40 * MIB, 64 * MIB])
 @pytest.mark.parametrize("hogs_in_all", [6, 16])
 async def test_commands_while_memory_is_short_do_not_cost_the_agent(
-    machine: Machine, memory: int, hogs_in_all: int
+    workshop: Workshop, memory: int, hogs_in_all: int
 ) -> None:
     """Each hog grows until it is killed; of many, each is still smaller than the agent when memory runs out."""
-    live = await machine.create("short", image="busybox", limits={"memory": memory})
+    live = await workshop.create("short", image="busybox", limits={"memory": memory})
     async with linked(live) as link:
         hogs = [asyncio.create_task(link.run(Exec(argv=["sort", "/dev/zero"]))) for _ in range(hogs_in_all)]
         while not all(task.done() for task in hogs):
@@ -246,7 +246,7 @@ async def test_commands_while_memory_is_short_do_not_cost_the_agent(
                 await link.run(Exec(argv=["true"]))
         await asyncio.gather(*hogs, return_exceptions=True)
         assert (await link.run(Exec(argv=["echo", "alive"]))).stdout == b"alive\n"
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
 @pytest.mark.parametrize(

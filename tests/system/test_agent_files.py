@@ -31,7 +31,7 @@ from atoll.protocol.limits import Limits
 from atoll.protocol.messages import encode_message
 from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import linked, native
 from tests.system.file_calls import FileCalls
@@ -236,15 +236,15 @@ async def test_a_write_that_is_given_up_leaves_nothing(calls: FileCalls, box: Bo
     assert await box.text("ls -A /tmp/d; cat /tmp/d/file") == "file\nold"
 
 
-async def test_a_full_disk_is_an_error_and_leaves_nothing(machine: Machine) -> None:
-    live = await machine.create("full-disk", limits=Limits(disk="64MiB"))
+async def test_a_full_disk_is_an_error_and_leaves_nothing(workshop: Workshop) -> None:
+    live = await workshop.create("full-disk", limits=Limits(disk="64MiB"))
     async with linked(live) as link:
         calls = FileCalls(link)
         with pytest.raises(OSError) as caught:
             await calls.write(b"/workspace/large", (b"%06d" % n * 2**17 for n in range(200)))
         assert (caught.value.errno, caught.value.code) == (errno.ENOSPC, ErrorCode.NO_SPACE)  # type: ignore[attr-defined]
         assert await calls.names(b"/workspace", include_hidden=True) == []
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
 Failure = tuple[Any, ErrorCode, type[Exception]]

@@ -16,7 +16,7 @@ from atoll.protocol.files import WriteFile
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.processes import StartProcess, WaitForExit
 from atoll.protocol.sessions import CreateSession
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import linked, native
 from tests.system.test_terminals import Desk
@@ -30,13 +30,13 @@ async def limited_box(tmp_path: Path, busybox: Path, soft: int, hard: int) -> As
     """A sandbox of a machine that was started with these limits."""
     with pytest.MonkeyPatch.context() as patch:  # ours stay: a hard limit cannot be raised again
         patch.setattr(resource, "getrlimit", lambda what: (soft, hard))
-        machine = Machine(tmp_path / "state", tmp_path / "run")
-    async with machine:
-        machine.images.add("busybox", busybox)
-        live = await machine.create("limited", image="busybox")
+        workshop = Workshop(tmp_path / "state", tmp_path / "run")
+    async with workshop:
+        workshop.images.add("busybox", busybox)
+        live = await workshop.create("limited", image="busybox")
         async with linked(live) as link:
             yield Box(live, link, "busybox")
-        await machine.destroy(live)
+        await workshop.destroy(live)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from atoll.protocol.commands import Exec, ExecShell
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.processes import StartProcess, WaitForExit
 from atoll.protocol.terminals import CloseTerminal, CreateTerminal, WaitTerminal
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 
 TIMEOUT, HANG_SECONDS = 1.0, 60.0
@@ -45,11 +45,11 @@ while True:
 
 
 @asynccontextmanager
-async def quiet_afterwards(box: Box, machine: Machine) -> AsyncIterator[None]:
+async def quiet_afterwards(box: Box, workshop: Workshop) -> AsyncIterator[None]:
     """What the block starts is gone after it, and nobody else is. The next command need not wait for that."""
 
     async def processes() -> int:
-        return (await machine.engine.usage(box.live)).processes
+        return (await workshop.engine.usage(box.live)).processes
 
     async with asyncio.timeout(HANG_SECONDS), box.link.operation(Exec(argv=["cat"], stdin=True)) as bystander:
         await bystander.send_frame(Frame(FrameKind.INPUT, b"x"))
@@ -69,15 +69,15 @@ async def quiet_afterwards(box: Box, machine: Machine) -> AsyncIterator[None]:
 @pytest.mark.parametrize(
     "bomb", [["python3", "-c", FORKS], ["python3", "-c", DOUBLE_FORKS], ["bash", "-c", SHELL_BOMB]]
 )
-async def test_one_in_a_program(bomb: list[str], host_box: Box, machine: Machine) -> None:
-    async with quiet_afterwards(host_box, machine):
+async def test_one_in_a_program(bomb: list[str], host_box: Box, workshop: Workshop) -> None:
+    async with quiet_afterwards(host_box, workshop):
         output = await host_box.run(*bomb, timeout=TIMEOUT)
         assert output.done.timed_out
 
 
 @pytest.mark.parametrize("bomb", [SHELL_BOMB, f"python3 -c '{FORKS}'", f"python3 -c '{DOUBLE_FORKS}'"])
-async def test_one_in_a_session(bomb: str, host_box: Box, machine: Machine) -> None:
-    async with quiet_afterwards(host_box, machine):
+async def test_one_in_a_session(bomb: str, host_box: Box, workshop: Workshop) -> None:
+    async with quiet_afterwards(host_box, workshop):
         await host_box.link.run(ExecShell(command="kept=1"))
         output = await host_box.link.run(ExecShell(command=bomb, timeout=TIMEOUT))
         assert output.done.timed_out
@@ -85,15 +85,15 @@ async def test_one_in_a_session(bomb: str, host_box: Box, machine: Machine) -> N
 
 
 @pytest.mark.parametrize("bomb", [["python3", "-c", FORKS], ["python3", "-c", DOUBLE_FORKS], SHELL_BOMB])
-async def test_one_in_the_background(bomb: str | list[str], host_box: Box, machine: Machine) -> None:
-    async with quiet_afterwards(host_box, machine):
+async def test_one_in_the_background(bomb: str | list[str], host_box: Box, workshop: Workshop) -> None:
+    async with quiet_afterwards(host_box, workshop):
         await host_box.link.ask(StartProcess(command=bomb, process_id="bomb", timeout=TIMEOUT))
         await host_box.link.ask(WaitForExit(process_id="bomb"))
 
 
 @pytest.mark.parametrize("bomb", [["python3", "-c", FORKS], ["python3", "-c", DOUBLE_FORKS]])
-async def test_one_in_a_terminal(bomb: list[str], host_box: Box, machine: Machine) -> None:
-    async with quiet_afterwards(host_box, machine):
+async def test_one_in_a_terminal(bomb: list[str], host_box: Box, workshop: Workshop) -> None:
+    async with quiet_afterwards(host_box, workshop):
         terminal = await host_box.link.ask(CreateTerminal(shell=bomb))
         await asyncio.sleep(TIMEOUT)  # in which it fills the sandbox
         await host_box.link.ask(CloseTerminal(terminal_id=terminal.id))

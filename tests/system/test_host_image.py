@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.images.host import read_host_state
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import agent_socket
 
@@ -171,7 +171,7 @@ async def test_usr_can_be_written_renamed_and_deleted(host_box: Box) -> None:
     assert Path("/usr/bin/env").exists() and Path("/usr/share/doc").exists()
 
 
-async def test_what_is_written_belongs_to_no_range_of_ids_on_disk(host_box: Box, machine: Machine) -> None:
+async def test_what_is_written_belongs_to_no_range_of_ids_on_disk(host_box: Box, workshop: Workshop) -> None:
     await host_box.text("touch /etc/by-root /usr/by-root && touch /tmp/by-1000 && chown 1000:1000 /tmp/by-1000")
     disk = agent_socket(host_box.live).parents[2] / "state/disks" / host_box.live.id
     owners = {path.name: path.stat().st_uid for path in disk.rglob("by-*")}
@@ -185,8 +185,8 @@ async def test_files_of_the_image_belong_to_root(host_box: Box) -> None:
     )
 
 
-async def test_a_sandbox_records_the_state_of_the_host_it_was_made_on(host_box: Box, machine: Machine) -> None:
-    record = machine.record(host_box.live.id)
+async def test_a_sandbox_records_the_state_of_the_host_it_was_made_on(host_box: Box, workshop: Workshop) -> None:
+    record = workshop.record(host_box.live.id)
     state = read_host_state(Path("/"))
     assert record.image == "host"
     assert record.image_state == f"{state.digest} ({state.system})"

@@ -18,7 +18,7 @@ from atoll.engine.native.cgroups import CgroupsV1
 from atoll.engine.native.engine import required_cgroups
 from atoll.engine.native.uid_ranges import FIRST_BASE, RANGE_SIZE
 from atoll.protocol.commands import Exec
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import native
 
@@ -64,7 +64,7 @@ async def test_the_host_name_is_the_id(box: Box) -> None:
     assert name in await box.text("cat /etc/hosts")
 
 
-async def test_pid_1_tells_nothing_of_the_host(box: Box, machine: Machine) -> None:
+async def test_pid_1_tells_nothing_of_the_host(box: Box, workshop: Workshop) -> None:
     output = await box.run("cat", "/proc/1/cmdline")
     assert output.stdout.rstrip(b"\0") == b"atoll-agent"
     assert await box.text("cat /proc/1/comm") == "atoll-agent"
@@ -76,7 +76,7 @@ async def test_pid_1_tells_nothing_of_the_host(box: Box, machine: Machine) -> No
         assert (await box.run("readlink", f"/proc/1/{name}")).stdout == b"", name
 
 
-async def test_the_table_of_mounts_tells_nothing_of_the_host(box: Box, machine: Machine) -> None:
+async def test_the_table_of_mounts_tells_nothing_of_the_host(box: Box, workshop: Workshop) -> None:
     mounts = await box.text("cat /proc/mounts /proc/self/mountinfo")
     words = set(re.split(r"[\s,=:]+", mounts))
     state = native(box.live).agent_socket.rsplit("/run/", 1)[0]
@@ -300,15 +300,15 @@ async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Bo
         assert sockets <= 6, "the listener, the loop's and the reaper's own pair, a connection from the host"
 
 
-async def test_one_sandboxs_environment_is_not_in_the_memory_of_the_next(machine: Machine) -> None:
+async def test_one_sandboxs_environment_is_not_in_the_memory_of_the_next(workshop: Workshop) -> None:
     canary = "canary-" + os.urandom(12).hex()
-    secret = await machine.create("secretive", image="busybox", env={"API_KEY": canary})
+    secret = await workshop.create("secretive", image="busybox", env={"API_KEY": canary})
     assert canary.encode() in memory_of(native(secret).process.pid)
     for number in range(4):
-        live = await machine.create(f"curious-{number}", image="busybox")
+        live = await workshop.create(f"curious-{number}", image="busybox")
         assert canary.encode() not in memory_of(native(live).process.pid)
-        await machine.destroy(live)
-    await machine.destroy(secret)
+        await workshop.destroy(live)
+    await workshop.destroy(secret)
 
 
 def memory_of(pid: int) -> bytes:

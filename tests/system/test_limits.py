@@ -12,7 +12,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import ErrorCode, LimitReachedError
 from atoll.protocol.limits import Limits
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import linked, native
 
@@ -21,17 +21,17 @@ SMALL = Limits(cpus=0.5, memory="64MiB", pids=32)
 
 
 @pytest.fixture
-async def small(machine: Machine) -> AsyncIterator[Box]:
-    live = await machine.create("small", image="host", limits=SMALL)
+async def small(workshop: Workshop) -> AsyncIterator[Box]:
+    live = await workshop.create("small", image="host", limits=SMALL)
     async with linked(live) as link:
         yield Box(live, link, "host")
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
-async def test_a_memory_hog_is_killed_and_counted(small: Box, machine: Machine) -> None:
+async def test_a_memory_hog_is_killed_and_counted(small: Box, workshop: Workshop) -> None:
     output = await small.run("python3", "-c", "x = bytearray(200 * 2**20)")
     assert output.done.exit_code == 137
-    usage = await machine.engine.usage(small.live)
+    usage = await workshop.engine.usage(small.live)
     assert usage.oom_kills >= 1
     assert usage.memory < SMALL.memory
 
@@ -48,10 +48,10 @@ except OSError:
 """
 
 
-async def test_processes_run_out_with_a_typed_error_and_come_back(small: Box, machine: Machine) -> None:
+async def test_processes_run_out_with_a_typed_error_and_come_back(small: Box, workshop: Workshop) -> None:
     async with small.link.operation(Exec(argv=["python3", "-c", FILL])) as connection:
         assert (await connection.next_frame()).payload == b"full\n"
-        assert (await machine.engine.usage(small.live)).processes == SMALL.pids
+        assert (await workshop.engine.usage(small.live)).processes == SMALL.pids
         with pytest.raises(LimitReachedError, match="no room") as caught:
             await small.run("true")
         assert caught.value.code == ErrorCode.PROCESS_LIMIT_REACHED
@@ -63,28 +63,28 @@ async def test_processes_run_out_with_a_typed_error_and_come_back(small: Box, ma
             await asyncio.sleep(0.01)
 
 
-async def test_freezing_stops_time_and_thawing_goes_on(host_box: Box, machine: Machine) -> None:
+async def test_freezing_stops_time_and_thawing_goes_on(host_box: Box, workshop: Workshop) -> None:
     await host_box.text("(i=0; while :; do i=$((i+1)); echo $i >/tmp/i.new; mv /tmp/i.new /tmp/i; sleep 0.01; done) &")
     await host_box.text("until [ -e /tmp/i ]; do sleep 0.01; done")
     for _ in range(2):
-        await machine.engine.freeze(host_box.live)
-        await machine.engine.freeze(host_box.live)
-        before = (await machine.engine.usage(host_box.live)).cpu_seconds
+        await workshop.engine.freeze(host_box.live)
+        await workshop.engine.freeze(host_box.live)
+        before = (await workshop.engine.usage(host_box.live)).cpu_seconds
         ping = asyncio.create_task(host_box.link.ping())
         await asyncio.sleep(0.2)
         assert not ping.done()
-        assert (await machine.engine.usage(host_box.live)).cpu_seconds - before < 0.05
-        await machine.engine.thaw(host_box.live)
+        assert (await workshop.engine.usage(host_box.live)).cpu_seconds - before < 0.05
+        await workshop.engine.thaw(host_box.live)
         await ping
         count = int(await host_box.text("cat /tmp/i"))
         while int(await host_box.text("cat /tmp/i")) == count:
             await asyncio.sleep(0.01)
 
 
-async def test_a_frozen_sandbox_can_be_destroyed(machine: Machine) -> None:
-    live = await machine.create("ice", image="busybox")
-    await machine.engine.freeze(live)
-    await machine.destroy(live)
+async def test_a_frozen_sandbox_can_be_destroyed(workshop: Workshop) -> None:
+    live = await workshop.create("ice", image="busybox")
+    await workshop.engine.freeze(live)
+    await workshop.destroy(live)
 
 
 async def test_inside_shows_nothing_of_the_hosts_groups(host_box: Box) -> None:
@@ -93,10 +93,10 @@ async def test_inside_shows_nothing_of_the_hosts_groups(host_box: Box) -> None:
 
 
 async def test_when_the_machine_runs_out_of_memory_its_own_processes_are_not_the_first(
-    host_box: Box, machine: Machine
+    host_box: Box, workshop: Workshop
 ) -> None:
-    assert isinstance(machine.engine, NativeEngine) and machine.engine.nursery_pid
-    nursery = machine.engine.nursery_pid
+    assert isinstance(workshop.engine, NativeEngine) and workshop.engine.nursery_pid
+    nursery = workshop.engine.nursery_pid
     zygote = Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()[0]
     scores = {
         name: int(Path(f"/proc/{pid}/oom_score_adj").read_text())

@@ -22,10 +22,10 @@ from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import MAX_SANDBOXES_PER_PAGE, SandboxQuery
 from atoll.store.database import open_database
 from atoll.store.timeline import Timeline
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Upkeep
 from atoll.supervisor.records import Records, SandboxRecord
 from atoll.supervisor.roster import Roster
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.system.serving import RunningServer
 
@@ -117,23 +117,23 @@ async def test_what_they_use_is_told_when_asked_for(server: RunningServer) -> No
 
 
 @asynccontextmanager
-async def many(machine: Machine, box: Box) -> AsyncIterator[Roster]:
+async def many(workshop: Workshop, box: Box) -> AsyncIterator[Roster]:
     """STOPPED that have ended, and COPIES of one that runs, each looked at as if it were itself."""
-    original = machine.record(box.live.id)
+    original = workshop.record(box.live.id)
     copies = [msgspec.structs.replace(original, id=SandboxId(f"copy-{number:04}")) for number in range(COPIES)]
     all_of_them = [*copies, *map(record, range(STOPPED))]
-    timeline = Timeline(machine.database)
+    timeline = Timeline(workshop.database)
     try:
         for one in all_of_them:
-            machine._records.begin(one)
-            machine._records.commit(one.id)
-        async with Roster(machine, timeline) as roster:
+            workshop._records.begin(one)
+            workshop._records.commit(one.id)
+        async with Roster(workshop, timeline) as roster:
             yield roster
     finally:
         for one in all_of_them:
-            machine._records.forget(one.id)
-        timeline.retire_all_but(machine.is_on_record)
-        await machine.adopt(box.live.id)  # the engine was told of each copy that it is let go of
+            workshop._records.forget(one.id)
+        timeline.retire_all_but(workshop.is_on_record)
+        await workshop.adopt(box.live.id)  # the engine was told of each copy that it is let go of
 
 
 async def turns_of(work: Awaitable[object]) -> list[float]:
@@ -152,8 +152,8 @@ async def turns_of(work: Awaitable[object]) -> list[float]:
 
 
 @pytest.mark.parametrize("with_use", [False, True])
-async def test_a_list_of_a_thousand_is_made_in_many_turns(machine: Machine, host_box: Box, with_use: bool) -> None:
-    async with many(machine, host_box) as roster:
+async def test_a_list_of_a_thousand_is_made_in_many_turns(workshop: Workshop, host_box: Box, with_use: bool) -> None:
+    async with many(workshop, host_box) as roster:
         query = SandboxQuery(limit=MAX_SANDBOXES_PER_PAGE)
         assert len((await roster.list(query)).sandboxes) == MAX_SANDBOXES_PER_PAGE
         turns = await turns_of(roster.list(query, with_use=with_use))

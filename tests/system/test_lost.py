@@ -23,9 +23,9 @@ from atoll.store.timeline import Timeline
 from atoll.supervisor import lost
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.lost import LONGEST_STEP_SECONDS, Note, decode_note, first_note, looked_at
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
+from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.contract.test_engine import run
 from tests.native import native
@@ -38,13 +38,13 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 async def lose(directory: Path, busybox_root: Path, *, without_record: str) -> None:
     """Two sandboxes of which no row is left; on one disk nothing says what it was, the other says it was being made."""
-    async with Machine(directory / "state", directory / "run") as machine:
-        machine.images.add("busybox", busybox_root)
+    async with Workshop(directory / "state", directory / "run") as workshop:
+        workshop.images.add("busybox", busybox_root)
         for name in ("one", "two"):
-            live = await machine.create(name, image="busybox")
+            live = await workshop.create(name, image="busybox")
             await run(live, "sh", "-c", f"echo {name} >/f")
-            await machine.engine.stop(live)
-        disks = {name: machine.storage.find(SandboxId(name)) for name in ("one", "two")}
+            await workshop.engine.stop(live)
+        disks = {name: workshop.storage.find(SandboxId(name)) for name in ("one", "two")}
         os.removexattr(disks[without_record], "user.atoll.record")
         (other,) = {*disks} - {without_record}
         as_made_in_another_boot(disks[other])
@@ -107,15 +107,15 @@ async def test_what_runs_on_a_disk_that_is_set_aside_is_ended_before_another_can
     tmp_path: Path, busybox_root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state, runtime = tmp_path / "state", tmp_path / "run"
-    async with Machine(state, runtime) as machine:
-        machine.images.add("busybox", busybox_root)
-        live = await machine.create("one", image="busybox")
-        os.removexattr(machine.storage.find(SandboxId("one")), "user.atoll.record")
+    async with Workshop(state, runtime) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        live = await workshop.create("one", image="busybox")
+        os.removexattr(workshop.storage.find(SandboxId("one")), "user.atoll.record")
         first = os.pidfd_open(native(live).process.pid)
-        await machine.engine.release(live)
+        await workshop.engine.release(live)
     kept.remove(state, "one")
-    async with Machine(state, runtime) as machine:
-        assert machine.inherited.set_aside == ("one",)
+    async with Workshop(state, runtime) as workshop:
+        assert workshop.inherited.set_aside == ("one",)
         assert select.select([first], [], [], HANG_SECONDS)[0]
         assert "nobody knows any more" in caplog.text
         assert not list((runtime / "agents").iterdir())
@@ -125,18 +125,18 @@ async def test_what_runs_on_a_disk_that_is_set_aside_is_ended_before_another_can
 async def test_a_lost_disk_is_removed_when_asked_or_after_a_long_time(tmp_path: Path, busybox_root: Path) -> None:
     await lose(tmp_path, busybox_root, without_record="two")
     state, runtime = tmp_path / "state", tmp_path / "run"
-    async with Machine(state, runtime) as machine:
-        assert machine.inherited.set_aside == ("one", "two")
-        await machine.engine.release(await machine.create("one", image="busybox"))
-        machine.storage.set_aside(SandboxId("one"), first_note("a test", datetime.now(UTC)))
-        assert machine.storage.lost.names() == ["one", "one.2", "two"]
-        await machine.remove_lost("one")
-        await machine.remove("one")
-        assert lost.remove_expired(machine.storage, lost.KEEP_SECONDS) == ([], [])
+    async with Workshop(state, runtime) as workshop:
+        assert workshop.inherited.set_aside == ("one", "two")
+        await workshop.engine.release(await workshop.create("one", image="busybox"))
+        workshop.storage.set_aside(SandboxId("one"), first_note("a test", datetime.now(UTC)))
+        assert workshop.storage.lost.names() == ["one", "one.2", "two"]
+        await workshop.remove_lost("one")
+        await workshop.remove("one")
+        assert lost.remove_expired(workshop.storage, lost.KEEP_SECONDS) == ([], [])
         assert (state / "lost").read_text().split() == ["one.2", "two"]
-    async with Machine(state, runtime, keep_lost=0) as machine:
-        await machine._look_at_lost()
-        assert machine.storage.lost.names() == [] and machine.lost() == []
+    async with Workshop(state, runtime, keep_lost=0) as workshop:
+        await workshop._look_at_lost()
+        assert workshop.storage.lost.names() == [] and workshop.lost() == []
     assert not (state / "lost").exists()
 
 
@@ -175,8 +175,8 @@ def test_time_counts_as_far_as_it_is_plausible() -> None:
 
 async def test_the_timeline_says_that_a_record_was_made_anew(tmp_path: Path, busybox_root: Path) -> None:
     state, runtime, one = tmp_path / "state", tmp_path / "run", SandboxId("one")
-    async with Machine(state, runtime) as machine, Roster(machine, Timeline(machine.database)) as roster:
-        machine.images.add("busybox", busybox_root)
+    async with Workshop(state, runtime) as workshop, Roster(workshop, Timeline(workshop.database)) as roster:
+        workshop.images.add("busybox", busybox_root)
         await roster.actor(one).ensure(Plan(image="busybox"), Caller("me"))
         await roster.actor(one).sleep(Caller("me"), stop=True)
     for forget_events, said in ((False, "restored"), (True, "created")):
@@ -184,8 +184,8 @@ async def test_the_timeline_says_that_a_record_was_made_anew(tmp_path: Path, bus
         if forget_events:
             with kept.opened(state) as database:
                 database.execute("DELETE FROM events")
-        async with Machine(state, runtime) as machine, Roster(machine, Timeline(machine.database)) as roster:
-            assert machine.inherited.restored == (one,)
+        async with Workshop(state, runtime) as workshop, Roster(workshop, Timeline(workshop.database)) as roster:
+            assert workshop.inherited.restored == (one,)
             (event,) = (event for event in roster.actor(one).events(0) if "made anew from its disk" in event.cause)
             assert (event.what, event.by) == (said, "atoll")
             if forget_events:

@@ -26,9 +26,9 @@ from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import WHEN_RECOVERED, WHEN_REMOVED_LATE, Caller
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.info import describe
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.roster import Roster
+from atoll.supervisor.workshop import Workshop
 from tests.system.failing_pool import FILLER, MIB, break_device, fill_below_holes, held_elsewhere, host_disk_of
 from tests.system.serving import RunningServer
 
@@ -45,20 +45,20 @@ def host_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def machine_on(host_disk: Path, busybox_root: Path) -> AsyncIterator[Machine]:
-    async with Machine(host_disk / "state", host_disk / "run") as machine:
-        machine.images.add("busybox", busybox_root)
-        yield machine
+async def workshop_on(host_disk: Path, busybox_root: Path) -> AsyncIterator[Workshop]:
+    async with Workshop(host_disk / "state", host_disk / "run") as workshop:
+        workshop.images.add("busybox", busybox_root)
+        yield workshop
 
 
 @pytest.fixture
-async def roster(machine_on: Machine, host_disk: Path) -> AsyncIterator[Roster]:
-    async with Roster(machine_on, Timeline(machine_on.database)) as roster:
+async def roster(workshop_on: Workshop, host_disk: Path) -> AsyncIterator[Roster]:
+    async with Roster(workshop_on, Timeline(workshop_on.database)) as roster:
         yield roster
         for filler in host_disk.glob(FILLER):  # of a test that failed
             filler.unlink()
-        await recovered(machine_on)
-        for record in machine_on.records():
+        await recovered(workshop_on)
+        for record in workshop_on.records():
             await roster.actor(record.id).destroy(ME)
 
 
@@ -97,12 +97,12 @@ async def stopped(roster: Roster, name: str) -> str:
     raise AssertionError("it was destroyed")
 
 
-async def recovered(machine: Machine) -> None:
-    await eventually(lambda: can_use_disks(machine))
+async def recovered(workshop: Workshop) -> None:
+    await eventually(lambda: can_use_disks(workshop))
 
 
-def can_use_disks(machine: Machine) -> bool:
-    with suppress(AtollError), machine._using_disks():
+def can_use_disks(workshop: Workshop) -> bool:
+    with suppress(AtollError), workshop._using_disks():
         return True
     return False
 
@@ -132,7 +132,7 @@ async def try_to_write(roster: Roster, name: str) -> None:
 
 
 async def test_after_an_error_that_is_gone_every_sandbox_goes_on_with_what_it_synced(
-    machine_on: Machine, roster: Roster, host_disk: Path, caplog: pytest.LogCaptureFixture
+    workshop_on: Workshop, roster: Roster, host_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = host_disk / "state/pool.btrfs"
     await make(roster, "kept", "writer", "frozen")
@@ -145,13 +145,13 @@ async def test_after_an_error_that_is_gone_every_sandbox_goes_on_with_what_it_sy
     await try_to_write(roster, "writer")
     for name in ("kept", "writer", "frozen"):
         assert await stopped(roster, name) == WHEN_RECOVERED
-    await recovered(machine_on)
+    await recovered(workshop_on)
     assert await text(roster, "kept", "cat /kept /d/more") == "kept\nmore"
     assert await text(roster, "frozen", "cat /cold") == "cold"
     assert await text(roster, "writer", "echo new >/new && sync /new && cat /new") == "new"
     await make(roster, "late")
     assert len(mounts_below(host_disk)) == len(before) and len(devices_of(pool)) == len(device) == 1
-    assert "being recovered" not in str(machine_on.storage.problem())
+    assert "being recovered" not in str(workshop_on.storage.problem())
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len([line for line in said if "gave it up" in line]) == 1
     assert len([line for line in said if "take what is written again" in line]) == 1
@@ -159,13 +159,13 @@ async def test_after_an_error_that_is_gone_every_sandbox_goes_on_with_what_it_sy
 
 
 async def test_while_the_disk_below_is_full_nothing_is_ended_and_all_is_said(
-    machine_on: Machine, roster: Roster, host_disk: Path, caplog: pytest.LogCaptureFixture
+    workshop_on: Workshop, roster: Roster, host_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, state = host_disk / "state/pool.btrfs", host_disk / "state"
     await make(roster, "kept", "writer", "unwanted")
     await text(roster, "kept", "echo kept >/kept; sync /kept")
     filler = await asyncio.to_thread(fill_below_holes, state, host_disk)
-    while not machine_on.storage.problem():
+    while not workshop_on.storage.problem():
         await sh(roster, "writer", TRY_TO_WRITE)
     obstacle = "the disk below it is full"
     await eventually(lambda: obstacle in caplog.text)
@@ -183,17 +183,17 @@ async def test_while_the_disk_below_is_full_nothing_is_ended_and_all_is_said(
     assert "read-only" in found.found and "recovers" in found.remedy
     filler.unlink()
     assert await stopped(roster, "kept") == WHEN_RECOVERED
-    await recovered(machine_on)
+    await recovered(workshop_on)
     assert await text(roster, "kept", "cat /kept; echo more >/more; sync /more") == "kept"
     assert caplog.text.count(obstacle) == 1
     await eventually(lambda: roster.actor("unwanted").events(0)[-1].cause == WHEN_REMOVED_LATE)
-    assert not machine_on.is_on_record(SandboxId("unwanted"))
+    assert not workshop_on.is_on_record(SandboxId("unwanted"))
     assert await roster.actor("unwanted").ensure(SMALL, ME) is True
     await destroy(roster, "kept", "writer", "unwanted")
 
 
 async def test_a_pool_that_somebody_else_holds_is_tried_again_until_they_let_go(
-    machine_on: Machine, roster: Roster, host_disk: Path, caplog: pytest.LogCaptureFixture
+    workshop_on: Workshop, roster: Roster, host_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = host_disk / "state/pool.btrfs"
     await make(roster, "kept", "writer")
@@ -207,15 +207,15 @@ async def test_a_pool_that_somebody_else_holds_is_tried_again_until_they_let_go(
         for attempt in (roster.actor("kept").wake(ME), roster.actor("new").ensure(SMALL, ME)):
             problem = await said_by(attempt)
             assert problem.code is ErrorCode.POOL_READ_ONLY and "is being recovered" in problem.message
-        assert machine_on.disk_use(SandboxId("kept")) is None
+        assert workshop_on.disk_use(SandboxId("kept")) is None
         assert len(devices_of(pool)) == 1, "a second device on one file would destroy it"
-    await recovered(machine_on)
+    await recovered(workshop_on)
     assert await text(roster, "kept", "cat /kept") == "kept"
     await destroy(roster, "kept", "writer")
 
 
 async def test_what_was_not_on_the_platter_yet_is_as_it_was_reported(
-    machine_on: Machine, roster: Roster, host_disk: Path
+    workshop_on: Workshop, roster: Roster, host_disk: Path
 ) -> None:
     """A sandbox that was created is there, and one that was destroyed does not come back."""
     state = host_disk / "state"
@@ -228,9 +228,9 @@ async def test_what_was_not_on_the_platter_yet_is_as_it_was_reported(
     break_device(state / "pool.btrfs")
     await try_to_write(roster, "new")
     await stopped(roster, "new")
-    await recovered(machine_on)
-    await eventually(lambda: machine_on.storage.names() == {"again", "new"})
-    assert not machine_on.lost()
+    await recovered(workshop_on)
+    await eventually(lambda: workshop_on.storage.names() == {"again", "new"})
+    assert not workshop_on.lost()
     for name in ("again", "new"):
         assert await text(roster, name, "echo x >/x; sync /x; cat /x") == "x"
     assert describe(roster.actor("again")).labels == {"a": "b"}

@@ -26,9 +26,9 @@ from atoll.store.database import open_database
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.agent_link import AgentLink
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
+from atoll.supervisor.workshop import Workshop
 from tests.native import linked
 from tests.system.failing_pool import fill, host_disk_of
 
@@ -46,12 +46,12 @@ def host_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def machine_on(host_disk: Path, busybox_root: Path) -> AsyncIterator[Machine]:
-    async with Machine(host_disk / "state", host_disk / "run") as machine:
-        machine.images.add("busybox", busybox_root)
-        yield machine
-        for record in machine.records():  # of a test that failed
-            await machine.remove(record.id)
+async def workshop_on(host_disk: Path, busybox_root: Path) -> AsyncIterator[Workshop]:
+    async with Workshop(host_disk / "state", host_disk / "run") as workshop:
+        workshop.images.add("busybox", busybox_root)
+        yield workshop
+        for record in workshop.records():  # of a test that failed
+            await workshop.remove(record.id)
 
 
 async def sh(live: LiveSandbox, script: str) -> CommandOutput:
@@ -66,40 +66,40 @@ async def eventually(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def try_short_life(machine: Machine) -> None:
+async def try_short_life(workshop: Workshop) -> None:
     """A sandbox made, used and destroyed; or NO_SPACE, with nothing left of it."""
     try:
-        live = await machine.create("room-short", image="busybox", limits={"disk": "300MiB"})
+        live = await workshop.create("room-short", image="busybox", limits={"disk": "300MiB"})
     except AtollError as problem:
         assert problem.code is ErrorCode.NO_SPACE and "free" in problem.message and problem.remedy, problem
     else:
         await sh(live, "echo x >/f && sync /f")
-        await machine.destroy(live)
-    assert "room-short" not in machine.storage.names()
+        await workshop.destroy(live)
+    assert "room-short" not in workshop.storage.names()
 
 
 async def test_a_host_disk_that_somebody_fills_stops_writers_and_nothing_else(
-    machine_on: Machine, host_disk: Path
+    workshop_on: Workshop, host_disk: Path
 ) -> None:
-    machine, limits = machine_on, {"disk": "300MiB"}
+    workshop, limits = workshop_on, {"disk": "300MiB"}
     kept, *writers = [
-        await machine.create(name, image="busybox", limits=limits) for name in ("room-kept", "room-one", "room-two")
+        await workshop.create(name, image="busybox", limits=limits) for name in ("room-kept", "room-one", "room-two")
     ]
     await sh(kept, "echo kept >/kept; sync")
     writing = [asyncio.create_task(sh(writer, WRITER.format(rounds=40))) for writer in writers]
     other = await asyncio.to_thread(fill, host_disk)
     while not all(writer.done() for writer in writing):
-        await try_short_life(machine)
+        await try_short_life(workshop)
         await asyncio.sleep(0.02)
     assert os.statvfs(host_disk).f_bavail == 0
     assert not is_read_only(host_disk / "state/disks")
     assert (await sh(kept, "echo more >>/kept && sync /kept && cat /kept")).stdout == b"kept\nmore\n"
-    await machine.destroy(writers[0])
+    await workshop.destroy(writers[0])
     other.unlink()
     assert (await sh(writers[1], "rm -f /f*; dd if=/dev/zero of=/f bs=1M count=8 conv=fsync")).done.exit_code == 0
-    await machine.destroy(await machine.create("room-next", image="busybox", limits=limits))
+    await workshop.destroy(await workshop.create("room-next", image="busybox", limits=limits))
     for live in (kept, writers[1]):
-        await machine.destroy(live)
+        await workshop.destroy(live)
 
 
 LARGE = "for i in $(seq 40); do dd if=/dev/zero bs=1M count=16 >>/f; done; sync"
@@ -115,42 +115,44 @@ HOGS = [LARGE, TINY] if os.environ.get("ATOLL_SOAK") else [LARGE]  # the tiny on
 
 
 @pytest.mark.parametrize("hogging", HOGS)
-async def test_who_writes_all_there_is_leaves_others_theirs(machine_on: Machine, host_disk: Path, hogging: str) -> None:
+async def test_who_writes_all_there_is_leaves_others_theirs(
+    workshop_on: Workshop, host_disk: Path, hogging: str
+) -> None:
     """Those that are there, and those that come. The hog's own disk is larger than what there is."""
-    machine = machine_on
-    hog, neighbour = [await machine.create(name, image="busybox") for name in ("room-hog", "room-small")]
+    workshop = workshop_on
+    hog, neighbour = [await workshop.create(name, image="busybox") for name in ("room-hog", "room-small")]
     assert b"uota" in (await sh(hog, hogging)).stderr
     assert (await sh(neighbour, IN_SMALL)).done.exit_code == 0
-    late = await machine.create("room-late", image="busybox")
+    late = await workshop.create("room-late", image="busybox")
     assert (await sh(late, IN_SMALL)).done.exit_code == 0
-    before = machine.storage.used(SandboxId("room-hog"))
-    await machine.destroy(hog)
-    promised = machine.storage._promises()  # type: ignore[attr-defined]
+    before = workshop.storage.used(SandboxId("room-hog"))
+    await workshop.destroy(hog)
+    promised = workshop.storage._promises()  # type: ignore[attr-defined]
     assert promised.freed >= before - MIB  # at once, whatever the kernel has done until now
     await eventually(lambda: shutil.disk_usage(host_disk / "state/disks").used < 60 * MIB)
-    quota = machine.storage._quotas  # type: ignore[attr-defined]
+    quota = workshop.storage._quotas  # type: ignore[attr-defined]
     await eventually(lambda: quota.find(neighbour.id).limit > 120 * MIB)
     assert (await sh(neighbour, "dd if=/dev/zero of=/f bs=1M count=100 conv=fsync")).done.exit_code == 0
     for live in (neighbour, late):
-        await machine.destroy(live)
+        await workshop.destroy(live)
 
 
-async def test_most_of_what_there_is_can_be_written(machine_on: Machine) -> None:
+async def test_most_of_what_there_is_can_be_written(workshop_on: Workshop) -> None:
     """Quotas follow a writer from look to look, and do not stop it as long as there is room."""
-    live = await machine_on.create("room-hog", image="busybox")
+    live = await workshop_on.create("room-hog", image="busybox")
     said = (await sh(live, "while dd if=/dev/zero bs=1M count=4 >>/f; do sync; done; du -m /f")).stdout
-    assert int(said.split()[0]) > machine_on.storage.largest_disk // MIB * 2 // 3
-    await machine_on.destroy(live)
+    assert int(said.split()[0]) > workshop_on.storage.largest_disk // MIB * 2 // 3
+    await workshop_on.destroy(live)
 
 
-async def test_where_a_disk_of_the_usual_size_cannot_be_there_are_smaller_ones(machine_on: Machine) -> None:
-    most = machine_on.storage.largest_disk
+async def test_where_a_disk_of_the_usual_size_cannot_be_there_are_smaller_ones(workshop_on: Workshop) -> None:
+    most = workshop_on.storage.largest_disk
     for number, limits in enumerate((None, {"cpus": 1})):
-        live = await machine_on.create(f"room-{number}", image="busybox", limits=limits)
-        assert machine_on.record(live.id).limits.disk == most < Limits().disk
-        await machine_on.destroy(live)
+        live = await workshop_on.create(f"room-{number}", image="busybox", limits=limits)
+        assert workshop_on.record(live.id).limits.disk == most < Limits().disk
+        await workshop_on.destroy(live)
     with pytest.raises(AtollError) as caught:
-        await machine_on.create("room-large", image="busybox", limits={"disk": Limits().disk})
+        await workshop_on.create("room-large", image="busybox", limits={"disk": Limits().disk})
     assert caught.value.code is ErrorCode.DISK_COMMITTED
 
 
@@ -223,12 +225,14 @@ async def said_by(work: Awaitable[object]) -> AtollError:
     return caught.value
 
 
-async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(machine_on: Machine, host_disk: Path) -> None:
-    machine, disks = machine_on, host_disk / "state/disks"
-    await machine.create("room-one", image="busybox", limits={"disk": "100MiB"})
-    ended = await machine.create("room-two", image="busybox", limits={"disk": "100MiB"})
-    await machine.engine.stop(ended)
-    async with Roster(machine, Timeline(machine.database)) as roster:
+async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(
+    workshop_on: Workshop, host_disk: Path
+) -> None:
+    workshop, disks = workshop_on, host_disk / "state/disks"
+    await workshop.create("room-one", image="busybox", limits={"disk": "100MiB"})
+    ended = await workshop.create("room-two", image="busybox", limits={"disk": "100MiB"})
+    await workshop.engine.stop(ended)
+    async with Roster(workshop, Timeline(workshop.database)) as roster:
         subprocess.run(["mount", "-o", "remount,ro", disks], check=True)
         actor, caller = roster.actor("room-one"), Caller("me")
 
@@ -255,64 +259,64 @@ async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(machin
 
 
 async def test_a_pool_that_was_read_only_when_the_nursery_began_is_written_to_afterwards(
-    machine_on: Machine, host_disk: Path
+    workshop_on: Workshop, host_disk: Path
 ) -> None:
-    machine, disks = machine_on, host_disk / "state/disks"
-    await machine.engine.stop(await machine.create("room-one", image="busybox", limits={"disk": "100MiB"}))
-    async with machine.engine.at_rest():  # the next to start something makes another nursery
+    workshop, disks = workshop_on, host_disk / "state/disks"
+    await workshop.engine.stop(await workshop.create("room-one", image="busybox", limits={"disk": "100MiB"}))
+    async with workshop.engine.at_rest():  # the next to start something makes another nursery
         pass
     subprocess.run(["mount", "-o", "remount,ro", disks], check=True)
-    problem = await said_by(machine.start(SandboxId("room-one")))
+    problem = await said_by(workshop.start(SandboxId("room-one")))
     assert problem.code is ErrorCode.POOL_READ_ONLY, problem
     subprocess.run(["mount", "-o", "remount,rw", disks], check=True)
     for live in (
-        await machine.start(SandboxId("room-one")),
-        await machine.create("room-two", image="busybox", limits={"disk": "100MiB"}),
+        await workshop.start(SandboxId("room-one")),
+        await workshop.create("room-two", image="busybox", limits={"disk": "100MiB"}),
     ):
         assert (await sh(live, "echo x >/f && cat /f")).stdout == b"x\n"
-        await machine.destroy(live)
+        await workshop.destroy(live)
 
 
-async def test_while_the_state_is_away_nothing_is_made_where_it_was(machine_on: Machine, host_disk: Path) -> None:
-    machine, database = machine_on, machine_on.database.path
-    ended = await machine.create("room-one", image="busybox", limits={"disk": "100MiB"})
-    await machine.engine.stop(ended)
+async def test_while_the_state_is_away_nothing_is_made_where_it_was(workshop_on: Workshop, host_disk: Path) -> None:
+    workshop, database = workshop_on, workshop_on.database.path
+    ended = await workshop.create("room-one", image="busybox", limits={"disk": "100MiB"})
+    await workshop.engine.stop(ended)
     away = database.rename(database.with_name("away"))
-    for attempt in (machine.create("room-two", image="host"), machine.start(ended.id)):
+    for attempt in (workshop.create("room-two", image="host"), workshop.start(ended.id)):
         problem = await said_by(attempt)
         assert problem.code is ErrorCode.STATE_DIRECTORY_UNUSABLE and "not there any more" in problem.message, problem
     assert not list(host_disk.glob("state/images/host/*"))
     away.rename(database)
-    await machine.destroy(await machine.start(ended.id))
+    await workshop.destroy(await workshop.start(ended.id))
 
 
-async def test_a_full_pool_is_named_with_what_is_left(machine_on: Machine, host_disk: Path) -> None:
-    with_image = await machine_on.create("room-first", image="busybox", limits={"disk": "300MiB"})
+async def test_a_full_pool_is_named_with_what_is_left(workshop_on: Workshop, host_disk: Path) -> None:
+    with_image = await workshop_on.create("room-first", image="busybox", limits={"disk": "300MiB"})
     filler = fill(host_disk)
     made = [with_image]
     with pytest.raises(AtollError) as caught:
         for number in range(100):
-            made.append(await machine_on.create(f"room-{number}", image="busybox", limits={"disk": "300MiB"}))
+            made.append(await workshop_on.create(f"room-{number}", image="busybox", limits={"disk": "300MiB"}))
     problem = caught.value
     assert problem.code is ErrorCode.NO_SPACE and "namespaces" not in problem.remedy, problem
     assert problem.context["host_free"] == 0 and problem.context["disks"] == len(made)
     for live in made:
-        await machine_on.destroy(live)
+        await workshop_on.destroy(live)
     filler.unlink()
 
 
-async def test_a_sandbox_whose_own_disk_is_full_starts_or_says_so(machine_on: Machine) -> None:
-    live = await machine_on.create("room-own", image="busybox", limits={"disk": "1MiB"})
+async def test_a_sandbox_whose_own_disk_is_full_starts_or_says_so(workshop_on: Workshop) -> None:
+    live = await workshop_on.create("room-own", image="busybox", limits={"disk": "1MiB"})
     await sh(live, "dd if=/dev/zero of=/f bs=4k count=1000; i=0; while echo x >/g$i; do i=$((i+1)); done; sync")
-    await machine_on.engine.stop(live)
+    await workshop_on.engine.stop(live)
     try:
-        again = await machine_on.start(live.id)
+        again = await workshop_on.start(live.id)
     except AtollError as problem:
         assert problem.code is ErrorCode.NO_SPACE and problem.context["sandbox"] == "room-own", problem
         assert "larger disk" in problem.remedy
-        await machine_on.remove("room-own")
+        await workshop_on.remove("room-own")
     else:
-        await machine_on.destroy(again)
+        await workshop_on.destroy(again)
 
 
 def test_a_disk_without_inodes_is_named(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ import pytest
 from atoll.storage.pool import PoolStorage
 from atoll.store.database import NAME, open_database
 from atoll.store.moments import boot_id
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Decision, Ground, Restore, Undo, decide, look_at_disks
 from atoll.supervisor.records import Records, Row, Stage
+from atoll.supervisor.workshop import Workshop
 from tests.contract import maker
 
 SIZE = 3 * 2**30  # sparse
@@ -66,7 +66,7 @@ def copy(image: Path, name: str) -> Path:
 
 
 class Maker:
-    """A process that has a machine, in this boot or as if after another."""
+    """A process that has a workshop, in this boot or as if after another."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -118,9 +118,9 @@ async def cleared(directory: Path) -> AsyncIterator[Path]:
     try:
         yield directory
     finally:
-        async with Machine(directory / "state", directory / "run") as machine:
-            for record in machine.records():
-                await machine.remove(record.id)
+        async with Workshop(directory / "state", directory / "run") as workshop:
+            for record in workshop.records():
+                await workshop.remove(record.id)
 
 
 def sync_pool(state: Path) -> None:
@@ -186,8 +186,8 @@ async def test_what_was_synced_inside_is_there_after_a_power_failure(
 
 async def prepare(disk: Path, busybox_root: Path) -> None:
     """A state directory that was there for long."""
-    async with Machine(disk / "state", disk / "run") as machine:
-        machine.images.add("busybox", busybox_root)
+    async with Workshop(disk / "state", disk / "run") as workshop:
+        workshop.images.add("busybox", busybox_root)
     subprocess.run(["sync", "--file-system", disk], check=True)
 
 
@@ -230,14 +230,14 @@ WAL_HEADER, FRAME = 32, 24 + 4096
 
 async def test_a_log_cut_at_any_frame_costs_no_sandbox(tmp_path: Path, busybox_root: Path) -> None:
     state, names = tmp_path / "state", [f"s{number}" for number in range(5)]
-    async with Machine(state, tmp_path / "run") as machine:
-        machine.images.add("busybox", busybox_root)
+    async with Workshop(state, tmp_path / "run") as workshop:
+        workshop.images.add("busybox", busybox_root)
         for name in names:
-            await machine.engine.stop(await machine.create(name, image="busybox", limits="lite"))
-        await machine.engine.release(await machine.create("destroyed", image="busybox", limits="lite"))
-        await machine.remove("destroyed")
+            await workshop.engine.stop(await workshop.create(name, image="busybox", limits="lite"))
+        await workshop.engine.release(await workshop.create("destroyed", image="busybox", limits="lite"))
+        await workshop.remove("destroyed")
         database, log = (state / NAME).read_bytes(), (state / f"{NAME}-wal").read_bytes()
-        disks = look_at_disks(machine.storage)
+        disks = look_at_disks(workshop.storage)
         ground = Ground(
             boot_id=boot_id(), destroyed_at=lambda _: None, was_removed=lambda record: record.id not in names
         )
@@ -253,11 +253,11 @@ async def test_a_log_cut_at_any_frame_costs_no_sandbox(tmp_path: Path, busybox_r
     assert {0, *range(1, 6)} <= had, "the log was cut between any two of them"
     (state / NAME).write_bytes(database)
     (state / f"{NAME}-wal").write_bytes(log[: WAL_HEADER + frames // 2 * FRAME])
-    async with Machine(state, tmp_path / "run") as machine:
-        assert {record.id for record in machine.records()} == {*names}
-        assert machine.inherited.restored and not machine.inherited.removed
+    async with Workshop(state, tmp_path / "run") as workshop:
+        assert {record.id for record in workshop.records()} == {*names}
+        assert workshop.inherited.restored and not workshop.inherited.removed
         for name in names:
-            await machine.remove(name)
+            await workshop.remove(name)
 
 
 def rows_with(state: Path, database: bytes, log: bytes) -> list[Row]:

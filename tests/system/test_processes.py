@@ -36,7 +36,7 @@ from atoll.protocol.processes import (
 )
 from atoll.protocol.sessions import CreateSession, DeleteSession, SetEnvironment
 from atoll.supervisor.agent_connection import AgentConnection
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import linked, native
 
@@ -616,8 +616,8 @@ async def test_many_readers_get_the_same(processes: Processes) -> None:
     assert set(await asyncio.gather(*readers)) == {"1\n2\n3\n4\n5\n" * 2}
 
 
-async def test_a_full_disk_costs_history_and_nothing_else(machine: Machine) -> None:
-    live = await machine.create("full-disk", image="busybox", limits={"disk": "16MiB"})
+async def test_a_full_disk_costs_history_and_nothing_else(workshop: Workshop) -> None:
+    live = await workshop.create("full-disk", image="busybox", limits={"disk": "16MiB"})
     async with linked(live) as link:
         processes = Processes(Box(live, link, "busybox"))
         await processes.box.sh("dd if=/dev/zero of=/fill bs=1M; dd if=/dev/zero of=/fill2 bs=1k; sync")
@@ -628,7 +628,7 @@ async def test_a_full_disk_costs_history_and_nothing_else(machine: Machine) -> N
         assert log.dropped + kept == 50_000_000 + len("the end\n")
         assert log.entries[-1].data.endswith(b"the end\n")
         assert await processes.box.text("echo served") == "served"
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
 async def test_the_files_of_logs_have_no_name_and_no_descriptor_in_a_process(processes: Processes) -> None:

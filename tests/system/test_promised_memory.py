@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.promised_memory import PromisedMemory
+from atoll.supervisor.workshop import Workshop
 
 MIB = 2**20
 MEMORY_OF_MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -38,27 +38,27 @@ async def test_what_runs_counts_and_what_is_stopped_does_not(tmp_path: Path, bus
     room_for_two = 200 * MIB / MEMORY_OF_MACHINE
     limits = {"memory": 80 * MIB, "disk": 16 * MIB}
 
-    def opened() -> Machine:
-        return Machine(tmp_path / "state", tmp_path / "run", memory_overcommit=room_for_two)
+    def opened() -> Workshop:
+        return Workshop(tmp_path / "state", tmp_path / "run", memory_overcommit=room_for_two)
 
-    async with opened() as machine:
-        machine.images.add("busybox", busybox_root)
-        one = await machine.create("one", image="busybox", limits=limits)
-        await machine.engine.release(await machine.create("two", image="busybox", limits=limits))
+    async with opened() as workshop:
+        workshop.images.add("busybox", busybox_root)
+        one = await workshop.create("one", image="busybox", limits=limits)
+        await workshop.engine.release(await workshop.create("two", image="busybox", limits=limits))
         with pytest.raises(AtollError) as caught:
-            await machine.create("three", image="busybox", limits=limits)
+            await workshop.create("three", image="busybox", limits=limits)
         assert caught.value.code is ErrorCode.MEMORY_COMMITTED
-        assert "three" not in machine.storage.names()
-        await machine.stop(one)
-        await machine.engine.release(await machine.create("three", image="busybox", limits=limits))
+        assert "three" not in workshop.storage.names()
+        await workshop.stop(one)
+        await workshop.engine.release(await workshop.create("three", image="busybox", limits=limits))
         with pytest.raises(AtollError, match="MEMORY_COMMITTED"):
-            await machine.start(one.id)
+            await workshop.start(one.id)
 
-    async with opened() as machine:
+    async with opened() as workshop:
         for name in ("two", "three"):
-            await machine.engine.release(await machine.adopt(name))
+            await workshop.engine.release(await workshop.adopt(name))
         with pytest.raises(AtollError, match="MEMORY_COMMITTED"):
-            await machine.start(one.id)
-        await machine.remove("two")
-        await machine.destroy(await machine.start(one.id))
-        await machine.remove("three")
+            await workshop.start(one.id)
+        await workshop.remove("two")
+        await workshop.destroy(await workshop.start(one.id))
+        await workshop.remove("three")

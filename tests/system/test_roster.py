@@ -20,10 +20,10 @@ from atoll.protocol.sandboxes import SandboxState, UpkeepChanges
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.info import describe
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.roster import MANY_ACTORS, Roster
 from atoll.supervisor.upkeep import set_upkeep
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 
 HANG_SECONDS = 60.0
@@ -31,9 +31,9 @@ ASLEEP = 300
 ME = Caller("me")
 
 
-async def test_an_actor_that_somebody_holds_is_the_only_one_of_its_id(machine: Machine) -> None:
+async def test_an_actor_that_somebody_holds_is_the_only_one_of_its_id(workshop: Workshop) -> None:
     """Also before it is used: a request looks it up and uses it a moment later."""
-    roster = Roster(machine, Timeline(machine.database))
+    roster = Roster(workshop, Timeline(workshop.database))
     held = roster.actor("held")
     work = roster.actor("later").ensure  # as a task that has not begun
     for number in range(2 * MANY_ACTORS):
@@ -42,8 +42,8 @@ async def test_an_actor_that_somebody_holds_is_the_only_one_of_its_id(machine: M
     assert roster.actor("later").ensure == work
 
 
-async def test_actors_that_nobody_holds_are_forgotten(machine: Machine) -> None:
-    roster = Roster(machine, Timeline(machine.database))
+async def test_actors_that_nobody_holds_are_forgotten(workshop: Workshop) -> None:
+    roster = Roster(workshop, Timeline(workshop.database))
     asked_about = weakref.ref(roster.actor("asked-about"))
     for number in range(MANY_ACTORS):
         roster.actor(f"asked-about-{number}")
@@ -54,50 +54,50 @@ async def test_a_server_that_may_have_too_few_descriptors_for_what_runs_says_how
     tmp_path: Path, busybox_root: Path
 ) -> None:
     state, runtime = tmp_path / "state", tmp_path / "run"
-    async with Machine(state, runtime) as machine:
-        machine.images.add("busybox", busybox_root)
-        lives = [await machine.create(f"many-{number}", image="busybox") for number in range(3)]
+    async with Workshop(state, runtime) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        lives = [await workshop.create(f"many-{number}", image="busybox") for number in range(3)]
         for live in lives:
-            await machine.engine.release(live)
+            await workshop.engine.release(live)
         names = [live.id for live in lives]
-    async with Machine(state, runtime) as machine:
+    async with Workshop(state, runtime) as workshop:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = os.dup(0)
         os.close(lowest)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 5, limits[1]))
         try:
             with pytest.raises(AtollError) as caught:
-                async with Roster(machine, Timeline(machine.database)):
+                async with Roster(workshop, Timeline(workshop.database)):
                     pass
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert caught.value.code is ErrorCode.TOO_MANY_OPEN_FILES
         assert "3 sandboxes run" in caught.value.message and "ulimit -n 65536" in caught.value.remedy
-        async with Roster(machine, Timeline(machine.database)) as roster:
+        async with Roster(workshop, Timeline(workshop.database)) as roster:
             assert [roster.actor(name).state for name in names] == [SandboxState.RUNNING] * 3
         for name in names:
-            await machine.remove(name)
+            await workshop.remove(name)
 
 
 @asynccontextmanager
-async def many_asleep(machine: Machine, box: Box) -> AsyncIterator[Roster]:
+async def many_asleep(workshop: Workshop, box: Box) -> AsyncIterator[Roster]:
     """Records that all name one sandbox, which is frozen: each is adopted as if it were itself."""
-    original = machine.record(box.live.id)
+    original = workshop.record(box.live.id)
     copies = [msgspec.structs.replace(original, id=SandboxId(f"asleep-{number:04}")) for number in range(ASLEEP)]
-    timeline = Timeline(machine.database)
-    await machine.engine.freeze(box.live)
+    timeline = Timeline(workshop.database)
+    await workshop.engine.freeze(box.live)
     try:
         for copy in copies:
-            machine._records.begin(copy)
-            machine._records.commit(copy.id)
-        async with Roster(machine, timeline) as roster:
+            workshop._records.begin(copy)
+            workshop._records.commit(copy.id)
+        async with Roster(workshop, timeline) as roster:
             yield roster
     finally:
         for copy in copies:
-            machine._records.forget(copy.id)
-        timeline.retire_all_but(machine.is_on_record)
-        await machine.adopt(box.live.id)  # the engine was told of each copy that it is let go of
-        await machine.engine.thaw(box.live)
+            workshop._records.forget(copy.id)
+        timeline.retire_all_but(workshop.is_on_record)
+        await workshop.adopt(box.live.id)  # the engine was told of each copy that it is let go of
+        await workshop.engine.thaw(box.live)
 
 
 async def wait_for_event(actor: SandboxActor, what: str, since: int) -> int:
@@ -110,7 +110,7 @@ async def wait_for_event(actor: SandboxActor, what: str, since: int) -> int:
 
 
 async def test_many_that_sleep_are_not_looked_at_while_another_goes_to_sleep_again_and_again(
-    machine: Machine, host_box: Box, monkeypatch: pytest.MonkeyPatch
+    workshop: Workshop, host_box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at: list[SandboxId] = []
     look = SandboxActor.look
@@ -120,7 +120,7 @@ async def test_many_that_sleep_are_not_looked_at_while_another_goes_to_sleep_aga
         await look(actor)
 
     monkeypatch.setattr(SandboxActor, "look", look_and_tell)
-    async with many_asleep(machine, host_box) as roster:
+    async with many_asleep(workshop, host_box) as roster:
         asleep = [actor for actor in roster.actors() if actor.name.startswith("asleep-")]
         assert len(asleep) == ASLEEP
         assert {actor.state for actor in asleep} == {SandboxState.FROZEN}
@@ -135,9 +135,9 @@ async def test_many_that_sleep_are_not_looked_at_while_another_goes_to_sleep_aga
 
 
 async def test_one_among_many_is_stopped_when_it_has_slept_for_as_long_as_it_may(
-    machine: Machine, host_box: Box
+    workshop: Workshop, host_box: Box
 ) -> None:
-    async with many_asleep(machine, host_box) as roster:
+    async with many_asleep(workshop, host_box) as roster:
         one = roster.actor("other")
         await one.ensure(Plan(image="busybox"), ME)
         await one.sleep(ME)

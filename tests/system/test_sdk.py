@@ -22,9 +22,9 @@ import pytest
 
 from atoll import get_sandbox, list_sandboxes, temporary_sandbox
 from atoll.client import local_server
-from atoll.client.link import SandboxLink
 from atoll.client.local_server import LocalServer
 from atoll.client.network import UnixAddress, connect
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.sandbox import AsyncSandbox
 from atoll.client.server import Server
 from atoll.protocol.commands import ExecShell
@@ -271,7 +271,7 @@ async def test_an_agent_that_stands_still_is_given_up(server: RunningServer) -> 
     hasty = Server(server.unix_url, None)
     hasty.answer_grace = 0.0
     with pytest.raises(TimeoutError, match="AGENT_TIMEOUT"):
-        await AsyncSandbox(SandboxLink(hasty, "still")).exec("true", timeout=0.1)
+        await AsyncSandbox(RemoteSandbox(hasty, "still")).exec("true", timeout=0.1)
     hasty.transport.close_idle()
     await sandbox.aclose()
 

@@ -70,7 +70,7 @@ class Crowd:
         sandboxes = [self._server.sandbox(_sandbox(number), tcp=has_tcp) for number in range(SANDBOXES)]
         for number in self._numbers:
             sandbox = self._random.choice(sandboxes)
-            session = AsyncCommands(sandbox._link, _session(self._random.randrange(SESSIONS)))
+            session = AsyncCommands(sandbox._sandbox, _session(self._random.randrange(SESSIONS)))
             await self._command(session, number)
         for sandbox in sandboxes:
             await sandbox.aclose()
@@ -101,7 +101,7 @@ class Crowd:
         for name in map(_sandbox, range(SANDBOXES)):
             sandbox = self._server.sandbox(name)
             for session in map(_session, range(SESSIONS)):
-                shell = AsyncCommands(sandbox._link, session)
+                shell = AsyncCommands(sandbox._sandbox, session)
                 result = await shell.exec(f"echo ${{n:-0}}; cat {session}.log")
                 count, *numbers = map(int, result.stdout.split())
                 found += numbers
@@ -169,7 +169,7 @@ async def test_sessions_whose_commands_run_when_the_server_is_killed_keep_all_st
 ) -> None:
     """Each has a command in flight and another that waits for it."""
     sandboxes = [own_server.sandbox(name) for name in ("one", "two")]
-    sessions = [AsyncCommands(sandbox._link, name) for sandbox in sandboxes for name in IN_FLIGHT]
+    sessions = [AsyncCommands(sandbox._sandbox, name) for sandbox in sandboxes for name in IN_FLIGHT]
     for sandbox in sandboxes:
         for name in list(IN_FLIGHT)[1:]:
             await sandbox.create_session(name, env={"OWN": name})

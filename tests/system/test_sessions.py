@@ -13,7 +13,7 @@ from atoll.protocol.errors import AtollError, ErrorCode, LimitReachedError
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.limits import Limits
 from atoll.protocol.sessions import CreateSession, DeleteSession, ListSessions, SetEnvironment
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import linked
 from tests.system.test_agent_commands import time_out_after_printing, wait_until_gone
@@ -359,11 +359,11 @@ SMALL = Limits(cpus=1, memory="64MiB", pids=64)
 
 
 @pytest.fixture
-async def small(machine: Machine) -> AsyncIterator[Box]:
-    live = await machine.create("small-session", image="host", limits=SMALL)
+async def small(workshop: Workshop) -> AsyncIterator[Box]:
+    live = await workshop.create("small-session", image="host", limits=SMALL)
     async with linked(live) as link:
         yield Box(live, link, "host")
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
 async def test_a_command_killed_by_the_oom_killer_leaves_the_session_as_it_was(small: Box) -> None:

@@ -21,7 +21,7 @@ from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.storage.directory import DirectoryStorage
 from atoll.storage.pool import LOCK, MIN_POOL, PoolStorage, find_device, open_storage
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import agent_socket, linked, native
 
@@ -43,14 +43,14 @@ def pool(tmp_path: Path) -> Iterator[PoolStorage]:
     storage.close()
 
 
-async def test_a_full_disk_can_be_emptied_from_inside(machine: Machine) -> None:
-    live = await machine.create("filler", image="busybox", limits=Limits(disk="20MiB"))
+async def test_a_full_disk_can_be_emptied_from_inside(workshop: Workshop) -> None:
+    live = await workshop.create("filler", image="busybox", limits=Limits(disk="20MiB"))
     async with linked(live) as link:
         box = Box(live, link, "busybox")
         output = await box.sh("dd if=/dev/zero of=/workspace/f bs=1M count=100")
         assert b"uota" in output.stderr or b"space" in output.stderr
         assert await box.text("rm /workspace/f; echo free >/workspace/g; cat /workspace/g") == "free"
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
 def test_a_process_without_descriptors_is_not_a_damaged_pool(pool: PoolStorage) -> None:
@@ -67,30 +67,30 @@ def test_a_process_without_descriptors_is_not_a_damaged_pool(pool: PoolStorage) 
     pool.create(ONE, MIB)
 
 
-async def test_a_full_disk_is_its_owners_problem_alone(machine: Machine) -> None:
-    full = await machine.create("full", image="busybox", limits=Limits(disk="20MiB"))
-    neighbour = await machine.create("neighbour", image="busybox", limits=Limits(disk="20MiB"))
+async def test_a_full_disk_is_its_owners_problem_alone(workshop: Workshop) -> None:
+    full = await workshop.create("full", image="busybox", limits=Limits(disk="20MiB"))
+    neighbour = await workshop.create("neighbour", image="busybox", limits=Limits(disk="20MiB"))
     async with linked(full) as one, linked(neighbour) as other:
         await Box(full, one, "busybox").sh("dd if=/dev/zero of=/f bs=1M count=100")
         output = await other.run(Exec(argv=["sh", "-c", "dd if=/dev/zero of=/f bs=1M count=10 2>/dev/null; wc -c </f"]))
         assert output.stdout.strip() == b"10485760"
         assert await Box(full, one, "busybox").text("echo alive") == "alive"
-    await machine.destroy(full)
-    await machine.destroy(neighbour)
+    await workshop.destroy(full)
+    await workshop.destroy(neighbour)
 
 
-async def test_a_disk_starts_again_under_other_ids_with_the_same_owners(machine: Machine) -> None:
-    live = await machine.create("again", image="busybox")
+async def test_a_disk_starts_again_under_other_ids_with_the_same_owners(workshop: Workshop) -> None:
+    live = await workshop.create("again", image="busybox")
     async with linked(live) as link:
         await Box(live, link, "busybox").text(
             "echo kept >/workspace/f; chown 1000:2000 /workspace/f; chmod 640 /workspace/f"
         )
-    await machine.engine.stop(live)
-    record = machine.record(live.id)
+    await workshop.engine.stop(live)
+    record = workshop.record(live.id)
     disk = agent_socket(live).parents[2] / "state/disks" / live.id
-    rootfs = machine.images.resolve("busybox")
+    rootfs = workshop.images.resolve("busybox")
     env = {"PATH": "/bin"}
-    second = await machine.engine.start(
+    second = await workshop.engine.start(
         SandboxSpec(id=live.id, generation="second", rootfs=rootfs, disk=disk, limits=record.limits, env=env)
     )
     assert native(second).uid_base != native(live).uid_base
@@ -98,8 +98,8 @@ async def test_a_disk_starts_again_under_other_ids_with_the_same_owners(machine:
         box = Box(second, link, "busybox")
         assert await box.text("cat /workspace/f; stat -c %u:%g:%a /workspace/f") == "kept\n1000:2000:640"
         assert await box.text("echo more >>/workspace/f; cat /etc/hostname") == "again"
-    await machine.engine.stop(second)
-    await machine.remove(live.id)
+    await workshop.engine.stop(second)
+    await workshop.remove(live.id)
 
 
 def test_disks_are_promised_only_as_far_as_the_pool_reaches(pool: PoolStorage) -> None:

@@ -14,7 +14,7 @@ from atoll.agent.figures import SECONDS_AHEAD
 from atoll.engine.native.clocks import BOOT_SECONDS
 from atoll.protocol.commands import Exec
 from atoll.protocol.limits import Limits
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import linked, native
 
@@ -61,8 +61,8 @@ async def test_node_sees_the_sandbox(host_box: Box) -> None:
     assert uptime < YOUNG
 
 
-async def test_free_memory_follows_what_is_used(machine: Machine) -> None:
-    live = await machine.create("eater", limits=Limits(memory=256 * MIB))
+async def test_free_memory_follows_what_is_used(workshop: Workshop) -> None:
+    live = await workshop.create("eater", limits=Limits(memory=256 * MIB))
     async with linked(live) as link:
         box = Box(live, link, "host")
         assert await meminfo(box, "MemTotal") == 256 * MIB
@@ -72,7 +72,7 @@ async def test_free_memory_follows_what_is_used(machine: Machine) -> None:
             await connection.next_frame()
             while await meminfo(box, "MemFree") > before - 64 * MIB:
                 await asyncio.sleep(0.1)
-    await machine.destroy(live)
+    await workshop.destroy(live)
 
 
 async def test_cpu_time_and_load_are_the_sandboxs_own(host_box: Box) -> None:
@@ -139,12 +139,12 @@ async def test_a_sandbox_in_which_nothing_happens_writes_nothing(host_box: Box) 
     assert switches() == last
 
 
-async def test_a_sandbox_knows_its_limits(machine: Machine) -> None:
+async def test_a_sandbox_knows_its_limits(workshop: Workshop) -> None:
     limits = Limits(cpus=0.25, memory=64 * MIB, disk=20 * MIB, pids=50)
-    live = await machine.create("modest", limits=limits)
+    live = await workshop.create("modest", limits=limits)
     async with linked(live) as link:
         told = await Box(live, link, "host").text('echo "$ATOLL_CPUS $ATOLL_MEMORY $ATOLL_DISK $ATOLL_PIDS"')
-    await machine.destroy(live)
+    await workshop.destroy(live)
     assert told == f"0.25 {64 * MIB} {20 * MIB} 50"
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from atoll.client.feeds import AsyncFeed
-from atoll.client.link import SandboxLink
 from atoll.client.network import NotYet
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.server import Frames
 from atoll.client.waiting import CANCELLATIONS, is_readable, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
@@ -36,8 +36,8 @@ Environment = Mapping[str, str | None]
 class AsyncCommands:
     """What a sandbox and a session have in common: commands, run in one shell."""
 
-    def __init__(self, link: SandboxLink, session_id: str = DEFAULT_SESSION) -> None:
-        self._link = link
+    def __init__(self, sandbox: RemoteSandbox, session_id: str = DEFAULT_SESSION) -> None:
+        self._sandbox = sandbox
         self._session_id = session_id
 
     async def exec(
@@ -65,7 +65,7 @@ class AsyncCommands:
         check_callback(on_output, "on_output")
         call = make_call(self._session_id, command, cwd, env, timeout, stdin is not None, allowed)
         started = datetime.now(UTC)
-        frames = await self._link.call(call, None if stdin is None else input_chunks(stdin))
+        frames = await self._sandbox.call(call, None if stdin is None else input_chunks(stdin))
         fold = CommandFold(call)
         try:
             if on_output is None:
@@ -110,7 +110,7 @@ class AsyncCommands:
         that cannot be run gives an `error` event, and then raises its error. Leaving the loop ends the command.
         """
         call = make_call(self._session_id, command, cwd, env, timeout, stdin is not None, max_output)
-        return AsyncCommandStream(self._link, call, None if stdin is None else input_chunks(stdin))
+        return AsyncCommandStream(self._sandbox, call, None if stdin is None else input_chunks(stdin))
 
 
 class AsyncCommandStream(AsyncFeed[ExecEvent]):
@@ -119,9 +119,9 @@ class AsyncCommandStream(AsyncFeed[ExecEvent]):
     So does cancelling whoever waits for an event, or Ctrl-C: what is asked for afterwards is an error.
     """
 
-    def __init__(self, link: SandboxLink, call: Exec | ExecShell, stdin: Iterator[bytes | NotYet] | None) -> None:
+    def __init__(self, sandbox: RemoteSandbox, call: Exec | ExecShell, stdin: Iterator[bytes | NotYet] | None) -> None:
         super().__init__()
-        self._link = link
+        self._sandbox = sandbox
         self._call = call
         self._stdin = stdin
         self._fold, self._text = CommandFold(call, keeps=False), CommandText()
@@ -149,7 +149,7 @@ class AsyncCommandStream(AsyncFeed[ExecEvent]):
         if self._failure:
             raise self._failure
         if self._frames is None:
-            self._frames = await self._link.call(self._call, self._stdin, opening=self._opening)
+            self._frames = await self._sandbox.call(self._call, self._stdin, scope=self._scope)
         self._take(await self._frames.next())
 
     async def _fail(self, failure: AtollError) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Self, TypeVar
 
 from atoll.client.exclusive import Exclusive
-from atoll.client.transport import Opening
+from atoll.client.transport import CancelScope
 from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.errors import AtollError
 
@@ -24,7 +24,7 @@ class AsyncFeed(Exclusive, AsyncIterator[T]):
     def __init__(self) -> None:
         super().__init__()
         self._items: deque[T] = deque()
-        self._opening = Opening()  # of the source
+        self._scope = CancelScope()  # of the source
         self._is_over = False
 
     def __aiter__(self) -> Self:
@@ -33,7 +33,7 @@ class AsyncFeed(Exclusive, AsyncIterator[T]):
     async def __anext__(self) -> T:
         async with self._lock.turn():
             self._check_uninterrupted()
-            while not self._opening.is_closed:
+            while not self._scope.is_cancelled:
                 if self._items:
                     return self._items.popleft()
                 if self._is_over:
@@ -49,7 +49,7 @@ class AsyncFeed(Exclusive, AsyncIterator[T]):
 
     async def aclose(self) -> None:
         self._is_over = True
-        self._opening.close()
+        self._scope.cancel()
 
     async def _advance(self) -> None:
         """For whoever has the lock."""

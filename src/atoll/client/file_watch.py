@@ -6,7 +6,7 @@ import os
 from typing import Self
 
 from atoll.client.feeds import AsyncFeed
-from atoll.client.link import SandboxLink
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.server import Frames
 from atoll.protocol.file_answers import WatchFold
 from atoll.protocol.files import FileChange, FileDone, WatchFiles
@@ -15,9 +15,9 @@ from atoll.protocol.files import FileChange, FileDone, WatchFiles
 class AsyncFileWatch(AsyncFeed[FileChange]):
     """Changes below a path. It sees every one that comes after `async with`, or `wait_until_ready`."""
 
-    def __init__(self, link: SandboxLink, call: WatchFiles) -> None:
+    def __init__(self, sandbox: RemoteSandbox, call: WatchFiles) -> None:
         super().__init__()
-        self._link = link
+        self._sandbox = sandbox
         self._call = call
         self._frames: Frames[FileDone] | None = None
         self._fold = WatchFold(call)
@@ -38,7 +38,7 @@ class AsyncFileWatch(AsyncFeed[FileChange]):
 
     async def _receive(self) -> None:
         if self._frames is None:
-            self._frames = await self._link.call(self._call, opening=self._opening)
+            self._frames = await self._sandbox.call(self._call, scope=self._scope)
         found = self._fold.take(await self._frames.next())
         if found is None:
             self._is_over = True

@@ -10,7 +10,6 @@ from typing import Literal, overload
 from atoll.client import transfers
 from atoll.client.file_content import Content, ContentSource, open_content
 from atoll.client.file_watch import AsyncFileWatch
-from atoll.client.link import SandboxLink
 from atoll.client.open_files import (
     MAX_HELD,
     AsyncFileReader,
@@ -18,6 +17,7 @@ from atoll.client.open_files import (
     AsyncFileWriter,
     check_held,
 )
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.transfers import OnProgress
 from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument
@@ -60,7 +60,7 @@ class AsyncFiles:
     surrogates, and can be given back as they came.
     """
 
-    _link: SandboxLink
+    _sandbox: RemoteSandbox
     _session_id: str
 
     async def write_file(
@@ -93,8 +93,8 @@ class AsyncFiles:
 
     async def _write(self, call: WriteFile, source: ContentSource | bytes) -> FileInfo:
         if isinstance(source, bytes) and len(source) <= MAX_PAYLOAD:
-            return await self._link.ask(call, source)
-        sink = await self._link.begin_call(call)
+            return await self._sandbox.ask(call, source)
+        sink = await self._sandbox.begin_call(call)
         try:
             if isinstance(source, bytes):
                 await sink.send(source)
@@ -155,7 +155,7 @@ class AsyncFiles:
             offset=check_count(offset, "offset"),
             length=None if length is None else check_count(length, "length"),
         )
-        return AsyncFileStream(self._link, call)
+        return AsyncFileStream(self._sandbox, call)
 
     @overload
     def open_file(self, path: Path, mode: Literal["rb"] = "rb") -> AsyncFileReader: ...
@@ -173,12 +173,12 @@ class AsyncFiles:
         """
         raw = to_raw_path(path)
         if mode == "rb":
-            return AsyncFileReader(self._link, raw, self._session_id)
+            return AsyncFileReader(self._sandbox, raw, self._session_id)
         if mode not in ("wb", "xb"):
             remedy = 'Use "rb", "wb" or "xb". For text, use read_file() and write_file(), or encode it.'
             problem = wrong_argument("mode", mode, "is no way to open a file", remedy=remedy)
             raise problem.about(**named(path=raw))
-        return AsyncFileWriter(self._link, WriteFile(path=raw, session_id=self._session_id, exclusive=mode == "xb"))
+        return AsyncFileWriter(self._sandbox, WriteFile(path=raw, session_id=self._session_id, exclusive=mode == "xb"))
 
     async def mkdir(self, path: Path, recursive: bool = False, *, mode: int = 0o755) -> FileInfo:
         """Make a directory. With `recursive` also those on the way, and one that is there is fine."""
@@ -188,17 +188,17 @@ class AsyncFiles:
             recursive=check_flag(recursive, "recursive"),
             mode=check_mode(mode),
         )
-        return await self._link.ask(call)
+        return await self._sandbox.ask(call)
 
     async def delete_file(self, path: Path) -> None:
         """Delete anything but a directory; a link itself, not what it points to."""
-        await self._link.ask(DeleteFile(path=to_raw_path(path), session_id=self._session_id))
+        await self._sandbox.ask(DeleteFile(path=to_raw_path(path), session_id=self._session_id))
 
     async def delete_dir(self, path: Path, recursive: bool = True) -> None:
         """Delete a directory with all that is in it, or, if not `recursive`, an empty one. No link is followed."""
         deep = check_flag(recursive, "recursive")
         call = DeleteDirectory(path=to_raw_path(path), session_id=self._session_id, recursive=deep)
-        await self._link.ask(call)
+        await self._sandbox.ask(call)
 
     async def rm(self, path: Path, recursive: bool = False) -> None:
         """Delete a file, and with `recursive` also a directory with all that is in it."""
@@ -213,18 +213,18 @@ class AsyncFiles:
     async def rename_file(self, old_path: Path, new_path: Path) -> FileInfo:
         """Give a file or directory another name, at which a file may be replaced."""
         call = MoveFile(source=to_raw_path(old_path), target=to_raw_path(new_path), session_id=self._session_id)
-        return await self._link.ask(call)
+        return await self._sandbox.ask(call)
 
     async def move_file(self, source_path: Path, destination_path: Path) -> FileInfo:
         """The same as mv: a destination that is a directory takes it in. Also from one file system to another."""
         source, target = to_raw_path(source_path), to_raw_path(destination_path)
         call = MoveFile(source=source, target=target, session_id=self._session_id, into_directory=True)
-        return await self._link.ask(call)
+        return await self._sandbox.ask(call)
 
     async def copy_file(self, source_path: Path, destination_path: Path) -> FileInfo:
         """Copy a file within the sandbox. The copy appears as a whole, with the mode of the original."""
         source, target = to_raw_path(source_path), to_raw_path(destination_path)
-        return await self._link.ask(CopyFile(source=source, target=target, session_id=self._session_id))
+        return await self._sandbox.ask(CopyFile(source=source, target=target, session_id=self._session_id))
 
     async def list_files(self, path: Path, recursive: bool = False, include_hidden: bool = False) -> list[FileInfo]:
         """What is in a directory, sorted by name, and with `recursive` in all below it. Links are not followed.
@@ -237,7 +237,7 @@ class AsyncFiles:
             recursive=check_flag(recursive, "recursive"),
             include_hidden=check_flag(include_hidden, "include_hidden"),
         )
-        fold, frames = ListFold(call), await self._link.call(call)
+        fold, frames = ListFold(call), await self._sandbox.call(call)
         found: list[FileInfo] = []
         try:
             while (some := fold.take(await frames.next())) is not None:
@@ -266,12 +266,12 @@ class AsyncFiles:
         """What there is: type, size, mode, owner, time of the last change."""
         follow = check_flag(follow_symlinks, "follow_symlinks")
         call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow)
-        return await self._link.ask(call)
+        return await self._sandbox.ask(call)
 
     async def chmod(self, path: Path, mode: int) -> FileInfo:
         """Change the permissions, such as 0o755."""
         call = ChangeMode(path=to_raw_path(path), session_id=self._session_id, mode=check_mode(mode))
-        return await self._link.ask(call)
+        return await self._sandbox.ask(call)
 
     def watch(
         self,
@@ -295,7 +295,7 @@ class AsyncFiles:
             include=_patterns("include", include),
             exclude=_patterns("exclude", exclude),
         )
-        return AsyncFileWatch(self._link, call)
+        return AsyncFileWatch(self._sandbox, call)
 
     async def upload(self, local: Path, remote: Path, *, on_progress: OnProgress | None = None) -> FileInfo:
         """Copy a file or directory of this machine into the sandbox; `remote` is what it is called there.
@@ -305,7 +305,7 @@ class AsyncFiles:
         `on_progress(bytes done, bytes in all or None)` is called now and then.
         """
         check_callback(on_progress, "on_progress")
-        return await transfers.upload(self._link, self._session_id, local, remote, on_progress)
+        return await transfers.upload(self._sandbox, self._session_id, local, remote, on_progress)
 
     async def download(
         self,
@@ -328,7 +328,7 @@ class AsyncFiles:
         """
         check_callback(on_progress, "on_progress")
         bounds = parse_bounds(max_bytes, max_entries, max_depth)
-        await transfers.download(self._link, self._session_id, remote, local, bounds, on_progress)
+        await transfers.download(self._sandbox, self._session_id, remote, local, bounds, on_progress)
 
 
 def to_content(name: str, data: bytes, encoding: str | None) -> FileContent[str] | FileContent[bytes]:

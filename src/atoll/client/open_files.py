@@ -6,9 +6,9 @@ import os
 from collections.abc import AsyncIterator
 
 from atoll.client.exclusive import Exclusive
-from atoll.client.link import SandboxLink
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.server import Bytes, CallInput, Frames
-from atoll.client.transport import Opening
+from atoll.client.transport import CancelScope
 from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -27,12 +27,12 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
     Whoever is cancelled while waiting for bytes may ask for them again, and misses none.
     """
 
-    def __init__(self, link: SandboxLink, call: ReadFile) -> None:
+    def __init__(self, sandbox: RemoteSandbox, call: ReadFile) -> None:
         super().__init__()
-        self._link = link
+        self._sandbox = sandbox
         self._call = call
         self._fold = ReadFold(call)
-        self._opening = Opening()
+        self._scope = CancelScope()
         self._frames: Frames[FileDone] | None = None
         self._is_over = False
 
@@ -62,7 +62,7 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
 
     async def _begin(self) -> FileInfo:
         if self._frames is None:
-            self._frames = await self._link.call(self._call, opening=self._opening)
+            self._frames = await self._sandbox.call(self._call, scope=self._scope)
         while self._fold.info is None:
             self._fold.take(await self._frames.next())
         return self._fold.info
@@ -115,7 +115,7 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
 
     async def aclose(self) -> None:
         self._is_over = True
-        self._opening.close()
+        self._scope.cancel()
 
     def __repr__(self) -> str:
         return f"<AsyncFileStream of {os.fsdecode(self._call.path)!r}>"
@@ -130,10 +130,10 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
 
     mode = "rb"
 
-    def __init__(self, link: SandboxLink, path: bytes, session_id: str | None) -> None:
+    def __init__(self, sandbox: RemoteSandbox, path: bytes, session_id: str | None) -> None:
         super().__init__()
         self.closed = False
-        self._link = link
+        self._sandbox = sandbox
         self._path = path
         self._session_id = session_id
         self._stream: AsyncFileStream | None = None
@@ -273,7 +273,7 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
         stream = self._stream
         if stream is None:
             call = ReadFile(path=self._path, session_id=self._session_id, offset=self._position)
-            stream = self._stream = AsyncFileStream(self._link, call)
+            stream = self._stream = AsyncFileStream(self._sandbox, call)
         self._check_open()  # after the stream is there for whoever closes it, who looks at the two the other way round
         try:
             await stream.begin()
@@ -315,7 +315,7 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
         return data
 
     async def _size(self) -> int:
-        return (await self._link.ask(StatFile(path=self._path, session_id=self._session_id))).size
+        return (await self._sandbox.ask(StatFile(path=self._path, session_id=self._session_id))).size
 
     async def _drop_stream(self) -> None:
         self._ahead = bytearray()  # another one: a thread may be reading from this
@@ -335,12 +335,12 @@ class AsyncFileWriter(Exclusive):
     tells about the file.
     """
 
-    def __init__(self, link: SandboxLink, call: WriteFile) -> None:
+    def __init__(self, sandbox: RemoteSandbox, call: WriteFile) -> None:
         super().__init__()
         self.closed = False
         self.info: FileInfo | None = None
         self.mode = "xb" if call.exclusive else "wb"
-        self._link = link
+        self._sandbox = sandbox
         self._call = call
         self._input: CallInput[FileInfo] | None = None
         self._unsent = bytearray()
@@ -427,7 +427,7 @@ class AsyncFileWriter(Exclusive):
 
     async def _begin(self) -> CallInput[FileInfo]:
         if self._input is None:
-            self._input = await self._link.begin_call(self._call)
+            self._input = await self._sandbox.begin_call(self._call)
             if self.closed:  # by another task or thread
                 self._input.close()
                 raise closed(self._call.path)

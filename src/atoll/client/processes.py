@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.client.commands import Environment
 from atoll.client.feeds import AsyncFeed
-from atoll.client.link import SandboxLink
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.server import Frames
 from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
@@ -49,7 +49,7 @@ StatusGiven = int | Sequence[int]
 class AsyncProcesses:
     """What a sandbox and a session have in common: background processes, which belong to the sandbox."""
 
-    _link: SandboxLink
+    _sandbox: RemoteSandbox
     _session_id: str
 
     async def start_process(
@@ -78,24 +78,24 @@ class AsyncProcesses:
             timeout=_seconds(timeout),
             restart=parse_restart(restart),
         )
-        started = await self._link.ask(call)
-        return AsyncProcess(self._link, msgspec.structs.replace(started, command=call.command))
+        started = await self._sandbox.ask(call)
+        return AsyncProcess(self._sandbox, msgspec.structs.replace(started, command=call.command))
 
     spawn = start_process
 
     async def list_processes(self) -> list[AsyncProcess]:
         """All of the sandbox in the order of their start: those that run, and the latest of those that are over."""
-        found = await self._link.ask(ListProcesses())
-        return [AsyncProcess(self._link, info) for info in found.processes]
+        found = await self._sandbox.ask(ListProcesses())
+        return [AsyncProcess(self._sandbox, info) for info in found.processes]
 
     async def get_process(self, id: str) -> AsyncProcess:
         """The process with this id. PROCESS_NOT_FOUND if there is none."""
-        return AsyncProcess(self._link, await self._link.ask(GetProcess(process_id=parse_process_id(id))))
+        return AsyncProcess(self._sandbox, await self._sandbox.ask(GetProcess(process_id=parse_process_id(id))))
 
     async def is_process_running(self, id: str) -> bool:
         """Also while it waits to be started again. False for one that nobody knows."""
         try:
-            info = await self._link.ask(GetProcess(process_id=parse_process_id(id)))
+            info = await self._sandbox.ask(GetProcess(process_id=parse_process_id(id)))
         except AtollError as problem:
             if problem.code is ErrorCode.PROCESS_NOT_FOUND:
                 return False
@@ -108,19 +108,19 @@ class AsyncProcesses:
         SIGTERM is followed by SIGKILL after five seconds. With these two it returns when the process has ended.
         """
         call = KillProcess(process_id=parse_process_id(id), signal=parse_signal(signal))
-        return AsyncProcess(self._link, await self._link.ask(call))
+        return AsyncProcess(self._sandbox, await self._sandbox.ask(call))
 
     async def kill_all_processes(self) -> int:
         """End all that run, as `kill_process` does; how many there were."""
-        return (await self._link.ask(KillAllProcesses())).count
+        return (await self._sandbox.ask(KillAllProcesses())).count
 
     async def cleanup_completed_processes(self) -> int:
         """Forget those that are over, with their logs; how many there were."""
-        return (await self._link.ask(CleanUpProcesses())).count
+        return (await self._sandbox.ask(CleanUpProcesses())).count
 
     async def get_process_logs(self, id: str) -> ProcessLogs:
         """What is kept of its output: the latest megabytes."""
-        return await _read_logs(self._link, parse_process_id(id))
+        return await _read_logs(self._sandbox, parse_process_id(id))
 
     def stream_process_logs(self, id: str, follow: bool = True, since: int | None = None) -> AsyncProcessStream:
         """What is kept of its output, then what comes, as it comes:
@@ -132,14 +132,14 @@ class AsyncProcesses:
         `since=event.number` it goes on after that event: nothing is lost, nothing comes twice. A reader who is slower
         than the log is long gets a `dropped` event, and never slows the process.
         """
-        return _stream(self._link, id, follow, since)
+        return _stream(self._sandbox, id, follow, since)
 
 
 class AsyncProcess:
     """A background process as it was when somebody asked; `refresh()` asks again."""
 
-    def __init__(self, link: SandboxLink, info: ProcessInfo) -> None:
-        self._link = link
+    def __init__(self, sandbox: RemoteSandbox, info: ProcessInfo) -> None:
+        self._sandbox = sandbox
         self._info = info
 
     @property
@@ -202,20 +202,20 @@ class AsyncProcess:
 
     async def refresh(self) -> AsyncProcess:
         """The process as it is now."""
-        return AsyncProcess(self._link, await self._link.ask(GetProcess(process_id=self.id)))
+        return AsyncProcess(self._sandbox, await self._sandbox.ask(GetProcess(process_id=self.id)))
 
     async def kill(self, signal: str | int = "SIGTERM") -> AsyncProcess:
         """As `kill_process`."""
         call = KillProcess(process_id=self.id, signal=parse_signal(signal))
-        return AsyncProcess(self._link, await self._link.ask(call))
+        return AsyncProcess(self._sandbox, await self._sandbox.ask(call))
 
     async def logs(self) -> ProcessLogs:
         """As `get_process_logs`."""
-        return await _read_logs(self._link, self.id)
+        return await _read_logs(self._sandbox, self.id)
 
     def stream_logs(self, follow: bool = True, since: int | None = None) -> AsyncProcessStream:
         """As `stream_process_logs`."""
-        return _stream(self._link, self.id, follow, since)
+        return _stream(self._sandbox, self.id, follow, since)
 
     async def wait_for_log(self, wanted: str | re.Pattern[str], *, timeout: float | str | None = None) -> LogMatch:
         """Wait until something is in the log; what is there already counts.
@@ -227,7 +227,7 @@ class AsyncProcess:
         seconds = _seconds(timeout)
         shown = repr(wanted if isinstance(wanted, str) else wanted.pattern)
         tail = b""
-        async with AsyncProcessStream(self._link, StreamProcessLog(process_id=self.id, timeout=seconds)) as events:
+        async with AsyncProcessStream(self._sandbox, StreamProcessLog(process_id=self.id, timeout=seconds)) as events:
             async for event in events:
                 if event.type == "dropped":
                     search.skip()
@@ -270,12 +270,12 @@ class AsyncProcess:
             max_status=highest,
             timeout=_seconds(timeout),
         )
-        return AsyncProcess(self._link, await self._link.ask(check_wait(call)))
+        return AsyncProcess(self._sandbox, await self._sandbox.ask(check_wait(call)))
 
     async def wait_for_exit(self, *, timeout: float | str | None = None) -> AsyncProcess:
         """The process once it is over, for good if it is one that restarts. PROCESS_EXIT_TIMEOUT if the time is up."""
         call = WaitForExit(process_id=self.id, timeout=_seconds(timeout))
-        return AsyncProcess(self._link, await self._link.ask(call))
+        return AsyncProcess(self._sandbox, await self._sandbox.ask(call))
 
     def __repr__(self) -> str:
         code = "" if self.exit_code is None else f", exit_code={self.exit_code}"
@@ -285,9 +285,9 @@ class AsyncProcess:
 class AsyncProcessStream(AsyncFeed[ProcessEvent]):
     """The events of a log. Dropping it, or leaving its `async with` block, ends the reading and not the process."""
 
-    def __init__(self, link: SandboxLink, call: StreamProcessLog) -> None:
+    def __init__(self, sandbox: RemoteSandbox, call: StreamProcessLog) -> None:
         super().__init__()
-        self._link = link
+        self._sandbox = sandbox
         self._call = call
         self._frames: Frames[ProcessInfo] | None = None
         self._fold, self._events = LogFold(call), LogEvents()
@@ -298,7 +298,7 @@ class AsyncProcessStream(AsyncFeed[ProcessEvent]):
 
     async def _receive(self) -> None:
         if self._frames is None:
-            self._frames = await self._link.call(self._call, opening=self._opening)
+            self._frames = await self._sandbox.call(self._call, scope=self._scope)
         self._take(await self._frames.next())
 
     def _take(self, frame: Frame) -> None:
@@ -323,10 +323,10 @@ def _to_event(event: LogEvent) -> ProcessEvent:
             return ProcessEvent(type=stream.value, number=number, timestamp=when, data_bytes=data, text_bytes=text)
 
 
-async def _read_logs(link: SandboxLink, process_id: str) -> ProcessLogs:
+async def _read_logs(sandbox: RemoteSandbox, process_id: str) -> ProcessLogs:
     call = StreamProcessLog(process_id=process_id, follow=False)
     fold, log = LogFold(call), WholeLog()
-    frames = await link.call(call)
+    frames = await sandbox.call(call)
     try:
         while part := fold.take(await frames.next()):
             log.add(part)
@@ -335,14 +335,14 @@ async def _read_logs(link: SandboxLink, process_id: str) -> ProcessLogs:
     return ProcessLogs(stdout_bytes=log.stdout, stderr_bytes=log.stderr, number=log.number, dropped=log.dropped)
 
 
-def _stream(link: SandboxLink, process_id: str, follow: bool, since: int | None) -> AsyncProcessStream:
+def _stream(sandbox: RemoteSandbox, process_id: str, follow: bool, since: int | None) -> AsyncProcessStream:
     if since is not None and (isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 2**63):
         remedy = "Give the number of the last event you have seen."
         raise wrong_argument("since", since, "is not an event's number", remedy)
     call = StreamProcessLog(
         process_id=parse_process_id(process_id), since=since or 0, follow=check_flag(follow, "follow")
     )
-    return AsyncProcessStream(link, call)
+    return AsyncProcessStream(sandbox, call)
 
 
 def _checked_command(command: str | Sequence[str]) -> str | list[str]:

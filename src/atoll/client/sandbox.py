@@ -13,8 +13,8 @@ from atoll.client import sessions
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.events import AsyncEventStream
 from atoll.client.files import AsyncFiles
-from atoll.client.link import SandboxLink
 from atoll.client.processes import AsyncProcesses
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.server import Server, find_server
 from atoll.client.sessions import AsyncSession
 from atoll.client.terminals import AsyncTerminals
@@ -84,7 +84,7 @@ def get_async_sandbox(
         keep_alive=check_flag(keep_alive, "keep_alive"),
     )
     given = None if options == SandboxOptions() else options
-    return AsyncSandbox(SandboxLink(find_server(url, api_key), parse_sandbox_id(id), given))
+    return AsyncSandbox(RemoteSandbox(find_server(url, api_key), parse_sandbox_id(id), given))
 
 
 class SandboxArguments(TypedDict, total=False):
@@ -169,18 +169,18 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
 
     @property
     def id(self) -> str:
-        return self._link.id
+        return self._sandbox.id
 
     async def status(self) -> SandboxInfo:
         """Its state, since when and why; image, isolation, limits, and what it uses.
 
         Asking makes no sandbox, unless options were given: SANDBOX_NOT_FOUND says that there is none.
         """
-        return await self._link.request("GET", SandboxInfo)
+        return await self._sandbox.request("GET", SandboxInfo)
 
     async def destroy(self) -> None:
         """Everything of it is gone: processes, files, sessions. Twice is fine."""
-        await self._link.destroy()
+        await self._sandbox.destroy()
 
     async def set_env_vars(self, env: Environment) -> None:
         """Variables for every command and session from now on. None as a value takes one away.
@@ -188,11 +188,11 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         A name is one that a shell can have: letters, digits and underscores, no digit first.
         """
         check_environment(env)
-        await self._link.request("PATCH", SandboxInfo, path="/env", body=check_lasting_variables(env))
+        await self._sandbox.request("PATCH", SandboxInfo, path="/env", body=check_lasting_variables(env))
 
     async def set_labels(self, labels: Mapping[str, str]) -> None:
         """Its labels from now on, instead of those it had."""
-        await self._link.request("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
+        await self._sandbox.request("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
 
     async def sleep(self, stop: bool = False) -> None:
         """Let it stand still, memory kept, until the next operation; or with `stop` end all that runs in it.
@@ -201,11 +201,13 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         and falls asleep after the last; with `stop` these end at once, and are AGENT_LOST. One that was stopped keeps
         its files, and starts again without its processes.
         """
-        await self._link.request("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
+        await self._sandbox.request(
+            "POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop"))
+        )
 
     async def wake(self) -> None:
         """Wake it, start it, or make it. Every operation does that by itself; this one does nothing else."""
-        await self._link.request("POST", SandboxInfo, path="/wake")
+        await self._sandbox.request("POST", SandboxInfo, path="/wake")
 
     async def set_sleep_after(self, sleep_after: float | str) -> None:
         """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
@@ -221,34 +223,34 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         await self._change(UpkeepChanges(stop_after=seconds))
 
     async def _change(self, changes: UpkeepChanges) -> None:
-        await self._link.request("PATCH", SandboxInfo, body=changes)
+        await self._sandbox.request("PATCH", SandboxInfo, body=changes)
 
     async def events(self, since: int | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
-        found = await self._link.request("GET", EventList, path=f"/events?since={_checked_number(since)}")
+        found = await self._sandbox.request("GET", EventList, path=f"/events?since={_checked_number(since)}")
         return found.events
 
     def follow_events(self, since: int | None = None) -> AsyncEventStream:
         """Its timeline as an iterator that goes on as things happen."""
-        return AsyncEventStream(self._link, _checked_number(since))
+        return AsyncEventStream(self._sandbox, _checked_number(since))
 
     async def create_session(
         self, id: str | None = None, *, env: Environment | None = None, cwd: str = DEFAULT_DIRECTORY
     ) -> AsyncSession:
         """Another shell, with its own directory, variables, functions and options."""
-        return await sessions.create_session(self._link, id, env, cwd)
+        return await sessions.create_session(self._sandbox, id, env, cwd)
 
     async def get_session(self, id: str) -> AsyncSession:
         """The session with this id, which must exist."""
-        return await sessions.get_session(self._link, id)
+        return await sessions.get_session(self._sandbox, id)
 
     async def list_sessions(self) -> list[SessionInfo]:
         """Its sessions: the default one, and those that were created and not deleted."""
-        return await sessions.list_sessions(self._link)
+        return await sessions.list_sessions(self._sandbox)
 
     async def delete_session(self, id: str) -> None:
         """End its shell and what runs in it. Background processes live on."""
-        await sessions.delete_session(self._link, id)
+        await sessions.delete_session(self._sandbox, id)
 
     async def mount_bucket(self, bucket: str, mount_path: str, **options: object) -> None:
         """Comes later."""
@@ -268,7 +270,7 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
 
     async def aclose(self) -> None:
         """Release its connections. It stays usable."""
-        self._link.server.transport.close_idle()
+        self._sandbox.server.transport.close_idle()
 
     async def __aenter__(self) -> AsyncSandbox:
         return self
@@ -277,7 +279,7 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
         try:
             if self.is_temporary:
                 await self.destroy()
-                self._link.end()
+                self._sandbox.end()
         except AtollError as failure:
             if problem is None:
                 raise
@@ -286,7 +288,7 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
             await self.aclose()
 
     def __repr__(self) -> str:
-        return f"<AsyncSandbox {self.id!r} at {self._link.server.address}>"
+        return f"<AsyncSandbox {self.id!r} at {self._sandbox.server.address}>"
 
 
 def _refuse_what_comes_later(**given: object) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from atoll.client.local_server import LocalServer
 from atoll.client.network import Address, NotYet, TcpAddress, UnixAddress
-from atoll.client.transport import Opening, Response, SilenceError, Transport, Upload
+from atoll.client.transport import CancelScope, Response, SilenceError, Transport, Upload
 from atoll.client.waiting import pause
 from atoll.protocol.calls import Answer, Call, encode_call, failure, misbehaved, out_of_place, result
 from atoll.protocol.commands import Turn, session_of
@@ -90,10 +90,10 @@ class Server:
         body: object = None,
         *,
         headers: str = "",
-        opening: Opening | None = None,
+        scope: CancelScope | None = None,
     ) -> T:
         """The answer to a request, which must be an `answer`."""
-        response = await self._request(method, path, body, headers, opening)
+        response = await self._request(method, path, body, headers, scope)
         body = await response.read()
         try:
             return msgspec.json.decode(body, type=answer)
@@ -117,7 +117,7 @@ class Server:
         stdin: Input | None = None,
         *,
         headers: str = "",
-        opening: Opening | None = None,
+        scope: CancelScope | None = None,
     ) -> Frames[Answer]:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         message = encode_call(call)
@@ -131,7 +131,7 @@ class Server:
             content_type=FRAMES,
             accept=FRAMES,
             headers=headers,
-            opening=opening,
+            scope=scope,
         )
         patience = None if call.patience is None else call.patience + self.answer_grace
         return await self.frames(call, response, patience)
@@ -150,18 +150,16 @@ class Server:
         await self._raise_for_status(response, FRAMES)
         return Frames(self, call, response, patience)
 
-    async def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
-        response = await self.transport.request("GET", self._prefix + path, accept=accept, opening=opening)
+    async def stream(self, path: str, accept: str, scope: CancelScope | None = None) -> Response:
+        response = await self.transport.request("GET", self._prefix + path, accept=accept, scope=scope)
         await self._raise_for_status(response, accept)
         return response
 
     async def _request(
-        self, method: str, path: str, body: object, headers: str, opening: Opening | None = None
+        self, method: str, path: str, body: object, headers: str, scope: CancelScope | None = None
     ) -> Response:
         content = b"" if body is None else _encode_json(body)
-        response = await self.transport.request(
-            method, self._prefix + path, body=content, headers=headers, opening=opening
-        )
+        response = await self.transport.request(method, self._prefix + path, body=content, headers=headers, scope=scope)
         await self._raise_for_status(response)
         return response
 

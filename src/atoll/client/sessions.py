@@ -10,8 +10,8 @@ import secrets
 
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.files import AsyncFiles
-from atoll.client.link import SandboxLink
 from atoll.client.processes import AsyncProcesses
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.terminals import AsyncTerminals
 from atoll.protocol.arguments import check_directory, check_lasting_variables
 from atoll.protocol.errors import ErrorCode, error
@@ -34,39 +34,41 @@ class AsyncSession(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
 
     @property
     def sandbox_id(self) -> str:
-        return self._link.id
+        return self._sandbox.id
 
     async def delete(self) -> None:
         """End the shell and what runs in it. Background processes live on."""
-        await delete_session(self._link, self._session_id)
+        await delete_session(self._sandbox, self._session_id)
 
     def __repr__(self) -> str:
-        return f"<AsyncSession {self._session_id!r} of sandbox {self._link.id!r}>"
+        return f"<AsyncSession {self._session_id!r} of sandbox {self._sandbox.id!r}>"
 
 
-async def create_session(link: SandboxLink, id: str | None, env: Environment | None, cwd: str | None) -> AsyncSession:
+async def create_session(
+    sandbox: RemoteSandbox, id: str | None, env: Environment | None, cwd: str | None
+) -> AsyncSession:
     session_id = f"session-{secrets.token_hex(4)}" if id is None else parse_session_id(id)
     directory = check_directory(cwd) or DEFAULT_DIRECTORY
     asked = SessionRequest(id=session_id, cwd=directory, env=check_lasting_variables(env))
-    await link.request("POST", SessionInfo, path="/sessions", body=asked)
-    return AsyncSession(link, session_id)
+    await sandbox.request("POST", SessionInfo, path="/sessions", body=asked)
+    return AsyncSession(sandbox, session_id)
 
 
-async def get_session(link: SandboxLink, id: str) -> AsyncSession:
+async def get_session(sandbox: RemoteSandbox, id: str) -> AsyncSession:
     session_id = parse_session_id(id)
-    if session_id != DEFAULT_SESSION and all(session.id != id for session in await list_sessions(link)):
+    if session_id != DEFAULT_SESSION and all(session.id != id for session in await list_sessions(sandbox)):
         raise error(
             ErrorCode.SESSION_NOT_FOUND,
-            f"sandbox {link.id!r} has no session {id!r:.100}",
+            f"sandbox {sandbox.id!r} has no session {id!r:.100}",
             remedy="create_session() makes one, list_sessions() shows those there are.",
             session_id=session_id,
         )
-    return AsyncSession(link, id)
+    return AsyncSession(sandbox, id)
 
 
-async def list_sessions(link: SandboxLink) -> list[SessionInfo]:
-    return (await link.ask(ListSessions())).sessions
+async def list_sessions(sandbox: RemoteSandbox) -> list[SessionInfo]:
+    return (await sandbox.ask(ListSessions())).sessions
 
 
-async def delete_session(link: SandboxLink, id: str) -> None:
-    await link.tell("DELETE", f"/sessions/{parse_session_id(id)}")
+async def delete_session(sandbox: RemoteSandbox, id: str) -> None:
+    await sandbox.tell("DELETE", f"/sessions/{parse_session_id(id)}")

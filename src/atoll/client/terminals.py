@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 
 from atoll.client.commands import Environment, Stdin, input_chunks
 from atoll.client.exclusive import Exclusive
-from atoll.client.link import SandboxLink
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.server import Frames
-from atoll.client.transport import Opening
+from atoll.client.transport import CancelScope
 from atoll.client.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
@@ -36,7 +36,7 @@ from atoll.protocol.terminals import (
 class AsyncTerminals:
     """What a sandbox and a session have in common: terminals, which start in the session's directory."""
 
-    _link: SandboxLink
+    _sandbox: RemoteSandbox
     _session_id: str
 
     async def create_terminal(
@@ -56,22 +56,22 @@ class AsyncTerminals:
         call = CreateTerminal(
             cols=cols, rows=rows, shell=words, cwd=directory, env=variables, session_id=self._session_id
         )
-        return AsyncTerminal(self._link, await self._link.ask(call))
+        return AsyncTerminal(self._sandbox, await self._sandbox.ask(call))
 
     async def list_terminals(self) -> list[TerminalInfo]:
         """All of the sandbox that run, and the latest of those that have ended."""
-        return await list_terminals(self._link)
+        return await list_terminals(self._sandbox)
 
     async def get_terminal(self, id: str) -> AsyncTerminal:
         """The terminal with this id, which must exist."""
-        return AsyncTerminal(self._link, await find_terminal(self._link, id))
+        return AsyncTerminal(self._sandbox, await find_terminal(self._sandbox, id))
 
 
 class AsyncTerminal:
     """A program on a pty. Any number of viewers may look at it, from anywhere, and write to it."""
 
-    def __init__(self, link: SandboxLink, info: TerminalInfo) -> None:
-        self._link = link
+    def __init__(self, sandbox: RemoteSandbox, info: TerminalInfo) -> None:
+        self._sandbox = sandbox
         self._info = info
 
     @property
@@ -88,7 +88,7 @@ class AsyncTerminal:
 
     async def info(self) -> TerminalInfo:
         """Its size, its viewers, its exit code, as they are now."""
-        return await find_terminal(self._link, self.id)
+        return await find_terminal(self._sandbox, self.id)
 
     def attach(self, stdin: Stdin | None = None) -> AsyncTerminalView:
         """Look at it: first the last 256 KiB of what it showed, then what comes.
@@ -100,28 +100,28 @@ class AsyncTerminal:
         Leaving ends nothing but the view. `stdin` goes to the program while the view is read: text, bytes, or an
         iterable of either; a pipe or terminal opened with `buffering=0` is passed on as it comes.
         """
-        return AsyncTerminalView(self, self._link, stdin)
+        return AsyncTerminalView(self, self._sandbox, stdin)
 
     async def write(self, data: str | bytes) -> None:
         """Type something. Returns once it has been taken; a program that does not read makes it wait."""
         raw = _to_bytes(data)
         for start in range(0, len(raw), MAX_WRITE):
-            await self._link.ask(WriteTerminal(terminal_id=self.id, data=raw[start : start + MAX_WRITE]))
+            await self._sandbox.ask(WriteTerminal(terminal_id=self.id, data=raw[start : start + MAX_WRITE]))
 
     async def resize(self, cols: int, rows: int) -> None:
         check_size(cols, rows)
-        await self._link.ask(ResizeTerminal(terminal_id=self.id, cols=cols, rows=rows))
+        await self._sandbox.ask(ResizeTerminal(terminal_id=self.id, cols=cols, rows=rows))
 
     async def wait(self) -> int:
         """Wait for its program to end; the exit code, 128 + signal if it was killed."""
-        return exit_code_of(await self._link.ask(WaitTerminal(terminal_id=self.id)))
+        return exit_code_of(await self._sandbox.ask(WaitTerminal(terminal_id=self.id)))
 
     async def close(self) -> int:
         """End its program and all it started, and wait for that; the exit code. Twice is fine."""
-        return exit_code_of(await self._link.ask(CloseTerminal(terminal_id=self.id)))
+        return exit_code_of(await self._sandbox.ask(CloseTerminal(terminal_id=self.id)))
 
     def __repr__(self) -> str:
-        return f"<AsyncTerminal {self.id!r} of sandbox {self._link.id!r}>"
+        return f"<AsyncTerminal {self.id!r} of sandbox {self._sandbox.id!r}>"
 
 
 class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
@@ -131,15 +131,15 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
     again, and misses nothing.
     """
 
-    def __init__(self, terminal: AsyncTerminal, link: SandboxLink, stdin: Stdin | None) -> None:
+    def __init__(self, terminal: AsyncTerminal, sandbox: RemoteSandbox, stdin: Stdin | None) -> None:
         super().__init__()
         self.terminal = terminal
         self.bytes_lost = 0
-        self._link = link
+        self._sandbox = sandbox
         self._call = AttachTerminal(terminal_id=terminal.id)
         self._fold = ViewFold(self._call)
         self._stdin = None if stdin is None else input_chunks(stdin)
-        self._opening = Opening()
+        self._scope = CancelScope()
         self._frames: Frames[TerminalInfo] | None = None
         self._is_over = False
 
@@ -173,7 +173,7 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
 
     async def aclose(self) -> None:
         self._is_over = True
-        self._opening.close()
+        self._scope.cancel()
 
     def __aiter__(self) -> AsyncTerminalView:
         return self
@@ -199,7 +199,7 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
 
     def __repr__(self) -> str:
         ended = "" if self.exit_code is None else f", exit_code={self.exit_code}"
-        return f"<AsyncTerminalView of {self.terminal.id!r} of sandbox {self._link.id!r}{ended}>"
+        return f"<AsyncTerminalView of {self.terminal.id!r} of sandbox {self._sandbox.id!r}{ended}>"
 
     async def _next(self) -> bytes | TerminalEvent | None:
         """What is seen next; None if that is the end."""
@@ -223,7 +223,7 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
     async def _open(self) -> Frames[TerminalInfo]:
         if self._frames is None:
             try:
-                self._frames = await self._link.call(self._call, self._stdin, opening=self._opening)
+                self._frames = await self._sandbox.call(self._call, self._stdin, scope=self._scope)
             except CANCELLATIONS:
                 # It can be opened again, but some of its input may have been sent, and that only once.
                 self._was_interrupted = self._stdin is not None
@@ -231,21 +231,21 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
         return self._frames
 
 
-async def list_terminals(link: SandboxLink) -> list[TerminalInfo]:
-    return (await link.ask(ListTerminals())).terminals
+async def list_terminals(sandbox: RemoteSandbox) -> list[TerminalInfo]:
+    return (await sandbox.ask(ListTerminals())).terminals
 
 
-async def find_terminal(link: SandboxLink, id: str) -> TerminalInfo:
+async def find_terminal(sandbox: RemoteSandbox, id: str) -> TerminalInfo:
     if not isinstance(id, str) or not id:
         raise wrong_argument("id", id, "is not the id of a terminal", "Give one that list_terminals() shows.")
-    for terminal in await list_terminals(link):
+    for terminal in await list_terminals(sandbox):
         if terminal.id == id:
             return terminal
     raise error(
         ErrorCode.TERMINAL_NOT_FOUND,
-        f"sandbox {link.id!r} has no terminal {id!r:.100}",
+        f"sandbox {sandbox.id!r} has no terminal {id!r:.100}",
         remedy="create_terminal() makes one, list_terminals() shows those there are.",
-        sandbox_id=link.id,
+        sandbox_id=sandbox.id,
         terminal_id=as_id(id),
     )
 

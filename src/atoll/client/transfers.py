@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 
 from atoll.archives.packing import NAMES_LEFT_OUT
-from atoll.client.link import SandboxLink
 from atoll.client.local_files import (
     LocalSource,
     LocalTarget,
@@ -17,6 +16,7 @@ from atoll.client.local_files import (
     is_local_directory,
     is_special,
 )
+from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.server import Frames
 from atoll.client.waiting import run_blocking, settle
 from atoll.protocol.calls import Answer, Call
@@ -58,41 +58,41 @@ class Progress:
 
 
 async def upload(
-    link: SandboxLink, session_id: str, local: Path, remote: Path, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, session_id: str, local: Path, remote: Path, on_progress: OnProgress | None
 ) -> FileInfo:
     source, target = to_raw_path(local), to_raw_path(remote)
     if await run_blocking(is_local_directory, source):
         tree = LocalTree(source)
-        made = await _upload_directory(link, session_id, tree, target, on_progress)
+        made = await _upload_directory(sandbox, session_id, tree, target, on_progress)
         _warn_of_what_is_left_out(source, tree.done)
         return made
     if target.endswith(b"/"):
         target += os.path.basename(source)
-    return await _upload_file(link, session_id, source, target, on_progress)
+    return await _upload_file(sandbox, session_id, source, target, on_progress)
 
 
 async def _upload_file(
-    link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     source = await run_blocking(LocalSource, local)
     call = WriteFile(path=remote, session_id=session_id, mode=source.mode, map=source.map)
-    return await _send_all(link, call, source, Progress(on_progress, source.size))
+    return await _send_all(sandbox, call, source, Progress(on_progress, source.size))
 
 
 async def _upload_directory(
-    link: SandboxLink, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     call = UnpackFiles(path=remote, session_id=session_id)
-    await _send_all(link, call, local, Progress(on_progress, None))
-    return await link.ask(StatFile(path=remote, session_id=session_id))
+    await _send_all(sandbox, call, local, Progress(on_progress, None))
+    return await sandbox.ask(StatFile(path=remote, session_id=session_id))
 
 
 async def _send_all(
-    link: SandboxLink, call: Call[Answer], source: LocalSource | LocalTree, progress: Progress
+    sandbox: RemoteSandbox, call: Call[Answer], source: LocalSource | LocalTree, progress: Progress
 ) -> Answer:
     try:
         await progress.add(0)
-        sink = await link.begin_call(call)
+        sink = await sandbox.begin_call(call)
         try:
             while chunk := await run_blocking(source.read):
                 await sink.send(chunk)
@@ -106,28 +106,28 @@ async def _send_all(
 
 
 async def download(
-    link: SandboxLink, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
 ) -> None:
     source, target = to_raw_path(remote), to_raw_path(local)
-    info = await link.ask(StatFile(path=source, session_id=session_id))
+    info = await sandbox.ask(StatFile(path=source, session_id=session_id))
     is_directory = info.type is FileType.DIRECTORY
     if not is_directory and (target.endswith(b"/") or await run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
     tally = Tally(bounds, source)  # once more: who holds the other end may have come to be anybody
     if is_directory:
         pack = PackFiles(path=source, session_id=session_id, bounds=bounds)
-        done = await _download_directory(link, pack, target, tally, on_progress)
+        done = await _download_directory(sandbox, pack, target, tally, on_progress)
     else:
         takes_holes = not await run_blocking(is_special, target)
         read = ReadFile(path=source, session_id=session_id, holes=takes_holes, max_bytes=bounds.max_bytes)
-        done = await _download_file(link, read, target, tally, on_progress)
+        done = await _download_file(sandbox, read, target, tally, on_progress)
     _warn_of_what_is_left_out(source, done)
 
 
 async def _download_directory(
-    link: SandboxLink, call: PackFiles, local: bytes, tally: Tally, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, call: PackFiles, local: bytes, tally: Tally, on_progress: OnProgress | None
 ) -> FileDone:
-    frames = await link.call(call)
+    frames = await sandbox.call(call)
     try:
         target = await run_blocking(LocalTreeTarget, local, tally)
     except BaseException:
@@ -137,9 +137,9 @@ async def _download_directory(
 
 
 async def _download_file(
-    link: SandboxLink, call: ReadFile, local: bytes, tally: Tally, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, call: ReadFile, local: bytes, tally: Tally, on_progress: OnProgress | None
 ) -> FileDone:
-    frames, fold = await link.call(call), ReadFold(call)
+    frames, fold = await sandbox.call(call), ReadFold(call)
     try:
         while fold.info is None:
             fold.take(await frames.next())

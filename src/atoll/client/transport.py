@@ -75,7 +75,7 @@ class Transport:
         content_type: str = "application/json",
         accept: str = "application/json",
         headers: str = "",
-        opening: Opening | None = None,
+        scope: CancelScope | None = None,
     ) -> Response:
         """Send a request and return its answer once its head is here.
 
@@ -85,29 +85,29 @@ class Transport:
         head = f"{method} {target}{self._head}accept: {accept}\r\n{headers}"
         if not isinstance(body, bytes | tuple):
             head += f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
-            return await self._exchange(await self._connection(), opening, (head.encode(),), chunked(body))
+            return await self._exchange(await self._connection(), scope, (head.encode(),), chunked(body))
         parts = (body,) if isinstance(body, bytes) else body
         kind = f"content-type: {content_type}\r\n" if body else ""
         whole = f"{head}{kind}content-length: {sum(map(len, parts))}\r\n\r\n".encode(), *parts
         for _ in range(ATTEMPTS - 1):
             stream = await self._connection()
             try:
-                return await self._exchange(stream, opening, whole)
+                return await self._exchange(stream, scope, whole)
             except AtollError:
-                if not stream.was_left_unread or (opening and opening.is_closed):  # a server acts on whole requests
+                if not stream.was_left_unread or (scope and scope.is_cancelled):  # a server acts on whole requests
                     raise
-        return await self._exchange(await self._connection(), opening, whole)
+        return await self._exchange(await self._connection(), scope, whole)
 
     async def _exchange(
         self,
         stream: Stream,
-        opening: Opening | None,
+        scope: CancelScope | None,
         data: tuple[Bytes, ...],
         more: Iterator[bytes | NotYet] | None = None,
     ) -> Response:
         response = Response(self, stream)
-        if opening:
-            opening.hold(response)
+        if scope:
+            scope.hold(response)
         try:
             stream.send(*data, more=more)
             await response.read_head()
@@ -324,20 +324,22 @@ class Response:
             self._answer.may_be_reused = False
 
 
-class Opening:
-    """A request for whoever may close it from another task or thread: before it is sent, under way, or answered."""
+class CancelScope:
+    """A request for whoever may cancel it from another task or thread: before it is sent, under way, or answered."""
 
     def __init__(self) -> None:
-        self.is_closed = False
+        self.is_cancelled = False
         self._response: Response | None = None
 
     def hold(self, response: Response) -> None:
         self._response = response
-        if self.is_closed:  # looked at after the response is there for `close`, which looks at the two the other way
+        if (
+            self.is_cancelled
+        ):  # looked at after the response is there for `cancel`, which looks at the two the other way
             response.close()
 
-    def close(self) -> None:
-        self.is_closed = True
+    def cancel(self) -> None:
+        self.is_cancelled = True
         if self._response:
             self._response.close()
 

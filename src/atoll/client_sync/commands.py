@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from atoll.client_sync.feeds import Feed
-from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.network import NotYet
+from atoll.client_sync.remote_sandbox import RemoteSandbox
 from atoll.client_sync.server import Frames
 from atoll.client_sync.waiting import CANCELLATIONS, is_readable, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
@@ -37,8 +37,8 @@ Environment = Mapping[str, str | None]
 class Commands:
     """What a sandbox and a session have in common: commands, run in one shell."""
 
-    def __init__(self, link: SandboxLink, session_id: str = DEFAULT_SESSION) -> None:
-        self._link = link
+    def __init__(self, sandbox: RemoteSandbox, session_id: str = DEFAULT_SESSION) -> None:
+        self._sandbox = sandbox
         self._session_id = session_id
 
     def exec(
@@ -66,7 +66,7 @@ class Commands:
         check_callback(on_output, "on_output")
         call = make_call(self._session_id, command, cwd, env, timeout, stdin is not None, allowed)
         started = datetime.now(UTC)
-        frames = self._link.call(call, None if stdin is None else input_chunks(stdin))
+        frames = self._sandbox.call(call, None if stdin is None else input_chunks(stdin))
         fold = CommandFold(call)
         try:
             if on_output is None:
@@ -111,7 +111,7 @@ class Commands:
         that cannot be run gives an `error` event, and then raises its error. Leaving the loop ends the command.
         """
         call = make_call(self._session_id, command, cwd, env, timeout, stdin is not None, max_output)
-        return CommandStream(self._link, call, None if stdin is None else input_chunks(stdin))
+        return CommandStream(self._sandbox, call, None if stdin is None else input_chunks(stdin))
 
 
 class CommandStream(Feed[ExecEvent]):
@@ -120,9 +120,9 @@ class CommandStream(Feed[ExecEvent]):
     So does cancelling whoever waits for an event, or Ctrl-C: what is asked for afterwards is an error.
     """
 
-    def __init__(self, link: SandboxLink, call: Exec | ExecShell, stdin: Iterator[bytes | NotYet] | None) -> None:
+    def __init__(self, sandbox: RemoteSandbox, call: Exec | ExecShell, stdin: Iterator[bytes | NotYet] | None) -> None:
         super().__init__()
-        self._link = link
+        self._sandbox = sandbox
         self._call = call
         self._stdin = stdin
         self._fold, self._text = CommandFold(call, keeps=False), CommandText()
@@ -150,7 +150,7 @@ class CommandStream(Feed[ExecEvent]):
         if self._failure:
             raise self._failure
         if self._frames is None:
-            self._frames = self._link.call(self._call, self._stdin, opening=self._opening)
+            self._frames = self._sandbox.call(self._call, self._stdin, scope=self._scope)
         self._take(self._frames.next())
 
     def _fail(self, failure: AtollError) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.client_sync.feeds import Feed
-from atoll.client_sync.link import SandboxLink
+from atoll.client_sync.remote_sandbox import RemoteSandbox
 from atoll.client_sync.transport import Response
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.sandboxes import SandboxEvent
@@ -19,9 +19,9 @@ _decoder = msgspec.json.Decoder(SandboxEvent)
 class EventStream(Feed[SandboxEvent]):
     """What has happened, then what happens. Ends when it is closed, dropped, or the sandbox is destroyed."""
 
-    def __init__(self, link: SandboxLink, since: int) -> None:
+    def __init__(self, sandbox: RemoteSandbox, since: int) -> None:
         super().__init__()
-        self._link = link
+        self._sandbox = sandbox
         self._since = since
         self._response: Response | None = None
         self._line = b""
@@ -29,7 +29,7 @@ class EventStream(Feed[SandboxEvent]):
     def _receive(self) -> None:
         if self._response is None:
             path = f"/events?since={self._since}"
-            self._response = self._link.stream(path, "text/event-stream", self._opening)
+            self._response = self._sandbox.stream(path, "text/event-stream", self._scope)
         chunk = self._response.next_chunk()
         if not chunk:
             self._is_over = True
@@ -41,7 +41,7 @@ class EventStream(Feed[SandboxEvent]):
         try:
             self._items.extend(_decoder.decode(line[5:]) for line in lines if line.startswith(b"data:"))
         except msgspec.MsgspecError as cause:
-            message = f"an event of sandbox {self._link.id!r} makes no sense: {cause}"
+            message = f"an event of sandbox {self._sandbox.id!r} makes no sense: {cause}"
             raise error(ErrorCode.INTERNAL_ERROR, message, remedy="Is the server of this version?") from cause
         if len(self._line) > MAX_LINE:
-            raise error(ErrorCode.INTERNAL_ERROR, f"an event of sandbox {self._link.id!r} has no end")
+            raise error(ErrorCode.INTERNAL_ERROR, f"an event of sandbox {self._sandbox.id!r} has no end")

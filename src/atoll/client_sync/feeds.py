@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Self, TypeVar
 
 from atoll.client_sync.exclusive import Exclusive
-from atoll.client_sync.transport import Opening
+from atoll.client_sync.transport import CancelScope
 from atoll.client_sync.waiting import CANCELLATIONS
 from atoll.protocol.errors import AtollError
 
@@ -25,7 +25,7 @@ class Feed(Exclusive, Iterator[T]):
     def __init__(self) -> None:
         super().__init__()
         self._items: deque[T] = deque()
-        self._opening = Opening()  # of the source
+        self._scope = CancelScope()  # of the source
         self._is_over = False
 
     def __iter__(self) -> Self:
@@ -34,7 +34,7 @@ class Feed(Exclusive, Iterator[T]):
     def __next__(self) -> T:
         with self._lock.turn():
             self._check_uninterrupted()
-            while not self._opening.is_closed:
+            while not self._scope.is_cancelled:
                 if self._items:
                     return self._items.popleft()
                 if self._is_over:
@@ -50,7 +50,7 @@ class Feed(Exclusive, Iterator[T]):
 
     def close(self) -> None:
         self._is_over = True
-        self._opening.close()
+        self._scope.cancel()
 
     def _advance(self) -> None:
         """For whoever has the lock."""

@@ -7,7 +7,7 @@ import os
 from typing import Self
 
 from atoll.client_sync.feeds import Feed
-from atoll.client_sync.link import SandboxLink
+from atoll.client_sync.remote_sandbox import RemoteSandbox
 from atoll.client_sync.server import Frames
 from atoll.protocol.file_answers import WatchFold
 from atoll.protocol.files import FileChange, FileDone, WatchFiles
@@ -16,9 +16,9 @@ from atoll.protocol.files import FileChange, FileDone, WatchFiles
 class FileWatch(Feed[FileChange]):
     """Changes below a path. It sees every one that comes after `with`, or `wait_until_ready`."""
 
-    def __init__(self, link: SandboxLink, call: WatchFiles) -> None:
+    def __init__(self, sandbox: RemoteSandbox, call: WatchFiles) -> None:
         super().__init__()
-        self._link = link
+        self._sandbox = sandbox
         self._call = call
         self._frames: Frames[FileDone] | None = None
         self._fold = WatchFold(call)
@@ -39,7 +39,7 @@ class FileWatch(Feed[FileChange]):
 
     def _receive(self) -> None:
         if self._frames is None:
-            self._frames = self._link.call(self._call, opening=self._opening)
+            self._frames = self._sandbox.call(self._call, scope=self._scope)
         found = self._fold.take(self._frames.next())
         if found is None:
             self._is_over = True

@@ -11,7 +11,6 @@ from typing import Literal, overload
 from atoll.client_sync import transfers
 from atoll.client_sync.file_content import Content, ContentSource, open_content
 from atoll.client_sync.file_watch import FileWatch
-from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.open_files import (
     MAX_HELD,
     FileReader,
@@ -19,6 +18,7 @@ from atoll.client_sync.open_files import (
     FileWriter,
     check_held,
 )
+from atoll.client_sync.remote_sandbox import RemoteSandbox
 from atoll.client_sync.transfers import OnProgress
 from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument
@@ -61,7 +61,7 @@ class Files:
     surrogates, and can be given back as they came.
     """
 
-    _link: SandboxLink
+    _sandbox: RemoteSandbox
     _session_id: str
 
     def write_file(
@@ -94,8 +94,8 @@ class Files:
 
     def _write(self, call: WriteFile, source: ContentSource | bytes) -> FileInfo:
         if isinstance(source, bytes) and len(source) <= MAX_PAYLOAD:
-            return self._link.ask(call, source)
-        sink = self._link.begin_call(call)
+            return self._sandbox.ask(call, source)
+        sink = self._sandbox.begin_call(call)
         try:
             if isinstance(source, bytes):
                 sink.send(source)
@@ -156,7 +156,7 @@ class Files:
             offset=check_count(offset, "offset"),
             length=None if length is None else check_count(length, "length"),
         )
-        return FileStream(self._link, call)
+        return FileStream(self._sandbox, call)
 
     @overload
     def open_file(self, path: Path, mode: Literal["rb"] = "rb") -> FileReader: ...
@@ -174,12 +174,12 @@ class Files:
         """
         raw = to_raw_path(path)
         if mode == "rb":
-            return FileReader(self._link, raw, self._session_id)
+            return FileReader(self._sandbox, raw, self._session_id)
         if mode not in ("wb", "xb"):
             remedy = 'Use "rb", "wb" or "xb". For text, use read_file() and write_file(), or encode it.'
             problem = wrong_argument("mode", mode, "is no way to open a file", remedy=remedy)
             raise problem.about(**named(path=raw))
-        return FileWriter(self._link, WriteFile(path=raw, session_id=self._session_id, exclusive=mode == "xb"))
+        return FileWriter(self._sandbox, WriteFile(path=raw, session_id=self._session_id, exclusive=mode == "xb"))
 
     def mkdir(self, path: Path, recursive: bool = False, *, mode: int = 0o755) -> FileInfo:
         """Make a directory. With `recursive` also those on the way, and one that is there is fine."""
@@ -189,17 +189,17 @@ class Files:
             recursive=check_flag(recursive, "recursive"),
             mode=check_mode(mode),
         )
-        return self._link.ask(call)
+        return self._sandbox.ask(call)
 
     def delete_file(self, path: Path) -> None:
         """Delete anything but a directory; a link itself, not what it points to."""
-        self._link.ask(DeleteFile(path=to_raw_path(path), session_id=self._session_id))
+        self._sandbox.ask(DeleteFile(path=to_raw_path(path), session_id=self._session_id))
 
     def delete_dir(self, path: Path, recursive: bool = True) -> None:
         """Delete a directory with all that is in it, or, if not `recursive`, an empty one. No link is followed."""
         deep = check_flag(recursive, "recursive")
         call = DeleteDirectory(path=to_raw_path(path), session_id=self._session_id, recursive=deep)
-        self._link.ask(call)
+        self._sandbox.ask(call)
 
     def rm(self, path: Path, recursive: bool = False) -> None:
         """Delete a file, and with `recursive` also a directory with all that is in it."""
@@ -214,18 +214,18 @@ class Files:
     def rename_file(self, old_path: Path, new_path: Path) -> FileInfo:
         """Give a file or directory another name, at which a file may be replaced."""
         call = MoveFile(source=to_raw_path(old_path), target=to_raw_path(new_path), session_id=self._session_id)
-        return self._link.ask(call)
+        return self._sandbox.ask(call)
 
     def move_file(self, source_path: Path, destination_path: Path) -> FileInfo:
         """The same as mv: a destination that is a directory takes it in. Also from one file system to another."""
         source, target = to_raw_path(source_path), to_raw_path(destination_path)
         call = MoveFile(source=source, target=target, session_id=self._session_id, into_directory=True)
-        return self._link.ask(call)
+        return self._sandbox.ask(call)
 
     def copy_file(self, source_path: Path, destination_path: Path) -> FileInfo:
         """Copy a file within the sandbox. The copy appears as a whole, with the mode of the original."""
         source, target = to_raw_path(source_path), to_raw_path(destination_path)
-        return self._link.ask(CopyFile(source=source, target=target, session_id=self._session_id))
+        return self._sandbox.ask(CopyFile(source=source, target=target, session_id=self._session_id))
 
     def list_files(self, path: Path, recursive: bool = False, include_hidden: bool = False) -> list[FileInfo]:
         """What is in a directory, sorted by name, and with `recursive` in all below it. Links are not followed.
@@ -238,7 +238,7 @@ class Files:
             recursive=check_flag(recursive, "recursive"),
             include_hidden=check_flag(include_hidden, "include_hidden"),
         )
-        fold, frames = ListFold(call), self._link.call(call)
+        fold, frames = ListFold(call), self._sandbox.call(call)
         found: list[FileInfo] = []
         try:
             while (some := fold.take(frames.next())) is not None:
@@ -267,12 +267,12 @@ class Files:
         """What there is: type, size, mode, owner, time of the last change."""
         follow = check_flag(follow_symlinks, "follow_symlinks")
         call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow)
-        return self._link.ask(call)
+        return self._sandbox.ask(call)
 
     def chmod(self, path: Path, mode: int) -> FileInfo:
         """Change the permissions, such as 0o755."""
         call = ChangeMode(path=to_raw_path(path), session_id=self._session_id, mode=check_mode(mode))
-        return self._link.ask(call)
+        return self._sandbox.ask(call)
 
     def watch(
         self,
@@ -296,7 +296,7 @@ class Files:
             include=_patterns("include", include),
             exclude=_patterns("exclude", exclude),
         )
-        return FileWatch(self._link, call)
+        return FileWatch(self._sandbox, call)
 
     def upload(self, local: Path, remote: Path, *, on_progress: OnProgress | None = None) -> FileInfo:
         """Copy a file or directory of this machine into the sandbox; `remote` is what it is called there.
@@ -306,7 +306,7 @@ class Files:
         `on_progress(bytes done, bytes in all or None)` is called now and then.
         """
         check_callback(on_progress, "on_progress")
-        return transfers.upload(self._link, self._session_id, local, remote, on_progress)
+        return transfers.upload(self._sandbox, self._session_id, local, remote, on_progress)
 
     def download(
         self,
@@ -329,7 +329,7 @@ class Files:
         """
         check_callback(on_progress, "on_progress")
         bounds = parse_bounds(max_bytes, max_entries, max_depth)
-        transfers.download(self._link, self._session_id, remote, local, bounds, on_progress)
+        transfers.download(self._sandbox, self._session_id, remote, local, bounds, on_progress)
 
 
 def to_content(name: str, data: bytes, encoding: str | None) -> FileContent[str] | FileContent[bytes]:

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 
 from atoll.client_sync.exclusive import Exclusive
-from atoll.client_sync.link import SandboxLink
+from atoll.client_sync.remote_sandbox import RemoteSandbox
 from atoll.client_sync.server import Bytes, CallInput, Frames
-from atoll.client_sync.transport import Opening
+from atoll.client_sync.transport import CancelScope
 from atoll.client_sync.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
@@ -28,12 +28,12 @@ class FileStream(Exclusive, Iterator[bytes]):
     Whoever is cancelled while waiting for bytes may ask for them again, and misses none.
     """
 
-    def __init__(self, link: SandboxLink, call: ReadFile) -> None:
+    def __init__(self, sandbox: RemoteSandbox, call: ReadFile) -> None:
         super().__init__()
-        self._link = link
+        self._sandbox = sandbox
         self._call = call
         self._fold = ReadFold(call)
-        self._opening = Opening()
+        self._scope = CancelScope()
         self._frames: Frames[FileDone] | None = None
         self._is_over = False
 
@@ -63,7 +63,7 @@ class FileStream(Exclusive, Iterator[bytes]):
 
     def _begin(self) -> FileInfo:
         if self._frames is None:
-            self._frames = self._link.call(self._call, opening=self._opening)
+            self._frames = self._sandbox.call(self._call, scope=self._scope)
         while self._fold.info is None:
             self._fold.take(self._frames.next())
         return self._fold.info
@@ -116,7 +116,7 @@ class FileStream(Exclusive, Iterator[bytes]):
 
     def close(self) -> None:
         self._is_over = True
-        self._opening.close()
+        self._scope.cancel()
 
     def __repr__(self) -> str:
         return f"<FileStream of {os.fsdecode(self._call.path)!r}>"
@@ -131,10 +131,10 @@ class FileReader(Exclusive, Iterator[bytes]):
 
     mode = "rb"
 
-    def __init__(self, link: SandboxLink, path: bytes, session_id: str | None) -> None:
+    def __init__(self, sandbox: RemoteSandbox, path: bytes, session_id: str | None) -> None:
         super().__init__()
         self.closed = False
-        self._link = link
+        self._sandbox = sandbox
         self._path = path
         self._session_id = session_id
         self._stream: FileStream | None = None
@@ -274,7 +274,7 @@ class FileReader(Exclusive, Iterator[bytes]):
         stream = self._stream
         if stream is None:
             call = ReadFile(path=self._path, session_id=self._session_id, offset=self._position)
-            stream = self._stream = FileStream(self._link, call)
+            stream = self._stream = FileStream(self._sandbox, call)
         self._check_open()  # after the stream is there for whoever closes it, who looks at the two the other way round
         try:
             stream.begin()
@@ -316,7 +316,7 @@ class FileReader(Exclusive, Iterator[bytes]):
         return data
 
     def _size(self) -> int:
-        return (self._link.ask(StatFile(path=self._path, session_id=self._session_id))).size
+        return (self._sandbox.ask(StatFile(path=self._path, session_id=self._session_id))).size
 
     def _drop_stream(self) -> None:
         self._ahead = bytearray()  # another one: a thread may be reading from this
@@ -336,12 +336,12 @@ class FileWriter(Exclusive):
     tells about the file.
     """
 
-    def __init__(self, link: SandboxLink, call: WriteFile) -> None:
+    def __init__(self, sandbox: RemoteSandbox, call: WriteFile) -> None:
         super().__init__()
         self.closed = False
         self.info: FileInfo | None = None
         self.mode = "xb" if call.exclusive else "wb"
-        self._link = link
+        self._sandbox = sandbox
         self._call = call
         self._input: CallInput[FileInfo] | None = None
         self._unsent = bytearray()
@@ -428,7 +428,7 @@ class FileWriter(Exclusive):
 
     def _begin(self) -> CallInput[FileInfo]:
         if self._input is None:
-            self._input = self._link.begin_call(self._call)
+            self._input = self._sandbox.begin_call(self._call)
             if self.closed:  # by another task or thread
                 self._input.close()
                 raise closed(self._call.path)

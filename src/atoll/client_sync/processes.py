@@ -11,7 +11,7 @@ import msgspec
 
 from atoll.client_sync.commands import Environment
 from atoll.client_sync.feeds import Feed
-from atoll.client_sync.link import SandboxLink
+from atoll.client_sync.remote_sandbox import RemoteSandbox
 from atoll.client_sync.server import Frames
 from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
@@ -50,7 +50,7 @@ StatusGiven = int | Sequence[int]
 class Processes:
     """What a sandbox and a session have in common: background processes, which belong to the sandbox."""
 
-    _link: SandboxLink
+    _sandbox: RemoteSandbox
     _session_id: str
 
     def start_process(
@@ -79,24 +79,24 @@ class Processes:
             timeout=_seconds(timeout),
             restart=parse_restart(restart),
         )
-        started = self._link.ask(call)
-        return Process(self._link, msgspec.structs.replace(started, command=call.command))
+        started = self._sandbox.ask(call)
+        return Process(self._sandbox, msgspec.structs.replace(started, command=call.command))
 
     spawn = start_process
 
     def list_processes(self) -> list[Process]:
         """All of the sandbox in the order of their start: those that run, and the latest of those that are over."""
-        found = self._link.ask(ListProcesses())
-        return [Process(self._link, info) for info in found.processes]
+        found = self._sandbox.ask(ListProcesses())
+        return [Process(self._sandbox, info) for info in found.processes]
 
     def get_process(self, id: str) -> Process:
         """The process with this id. PROCESS_NOT_FOUND if there is none."""
-        return Process(self._link, self._link.ask(GetProcess(process_id=parse_process_id(id))))
+        return Process(self._sandbox, self._sandbox.ask(GetProcess(process_id=parse_process_id(id))))
 
     def is_process_running(self, id: str) -> bool:
         """Also while it waits to be started again. False for one that nobody knows."""
         try:
-            info = self._link.ask(GetProcess(process_id=parse_process_id(id)))
+            info = self._sandbox.ask(GetProcess(process_id=parse_process_id(id)))
         except AtollError as problem:
             if problem.code is ErrorCode.PROCESS_NOT_FOUND:
                 return False
@@ -109,19 +109,19 @@ class Processes:
         SIGTERM is followed by SIGKILL after five seconds. With these two it returns when the process has ended.
         """
         call = KillProcess(process_id=parse_process_id(id), signal=parse_signal(signal))
-        return Process(self._link, self._link.ask(call))
+        return Process(self._sandbox, self._sandbox.ask(call))
 
     def kill_all_processes(self) -> int:
         """End all that run, as `kill_process` does; how many there were."""
-        return (self._link.ask(KillAllProcesses())).count
+        return (self._sandbox.ask(KillAllProcesses())).count
 
     def cleanup_completed_processes(self) -> int:
         """Forget those that are over, with their logs; how many there were."""
-        return (self._link.ask(CleanUpProcesses())).count
+        return (self._sandbox.ask(CleanUpProcesses())).count
 
     def get_process_logs(self, id: str) -> ProcessLogs:
         """What is kept of its output: the latest megabytes."""
-        return _read_logs(self._link, parse_process_id(id))
+        return _read_logs(self._sandbox, parse_process_id(id))
 
     def stream_process_logs(self, id: str, follow: bool = True, since: int | None = None) -> ProcessStream:
         """What is kept of its output, then what comes, as it comes:
@@ -133,14 +133,14 @@ class Processes:
         `since=event.number` it goes on after that event: nothing is lost, nothing comes twice. A reader who is slower
         than the log is long gets a `dropped` event, and never slows the process.
         """
-        return _stream(self._link, id, follow, since)
+        return _stream(self._sandbox, id, follow, since)
 
 
 class Process:
     """A background process as it was when somebody asked; `refresh()` asks again."""
 
-    def __init__(self, link: SandboxLink, info: ProcessInfo) -> None:
-        self._link = link
+    def __init__(self, sandbox: RemoteSandbox, info: ProcessInfo) -> None:
+        self._sandbox = sandbox
         self._info = info
 
     @property
@@ -203,20 +203,20 @@ class Process:
 
     def refresh(self) -> Process:
         """The process as it is now."""
-        return Process(self._link, self._link.ask(GetProcess(process_id=self.id)))
+        return Process(self._sandbox, self._sandbox.ask(GetProcess(process_id=self.id)))
 
     def kill(self, signal: str | int = "SIGTERM") -> Process:
         """As `kill_process`."""
         call = KillProcess(process_id=self.id, signal=parse_signal(signal))
-        return Process(self._link, self._link.ask(call))
+        return Process(self._sandbox, self._sandbox.ask(call))
 
     def logs(self) -> ProcessLogs:
         """As `get_process_logs`."""
-        return _read_logs(self._link, self.id)
+        return _read_logs(self._sandbox, self.id)
 
     def stream_logs(self, follow: bool = True, since: int | None = None) -> ProcessStream:
         """As `stream_process_logs`."""
-        return _stream(self._link, self.id, follow, since)
+        return _stream(self._sandbox, self.id, follow, since)
 
     def wait_for_log(self, wanted: str | re.Pattern[str], *, timeout: float | str | None = None) -> LogMatch:
         """Wait until something is in the log; what is there already counts.
@@ -228,7 +228,7 @@ class Process:
         seconds = _seconds(timeout)
         shown = repr(wanted if isinstance(wanted, str) else wanted.pattern)
         tail = b""
-        with ProcessStream(self._link, StreamProcessLog(process_id=self.id, timeout=seconds)) as events:
+        with ProcessStream(self._sandbox, StreamProcessLog(process_id=self.id, timeout=seconds)) as events:
             for event in events:
                 if event.type == "dropped":
                     search.skip()
@@ -271,12 +271,12 @@ class Process:
             max_status=highest,
             timeout=_seconds(timeout),
         )
-        return Process(self._link, self._link.ask(check_wait(call)))
+        return Process(self._sandbox, self._sandbox.ask(check_wait(call)))
 
     def wait_for_exit(self, *, timeout: float | str | None = None) -> Process:
         """The process once it is over, for good if it is one that restarts. PROCESS_EXIT_TIMEOUT if the time is up."""
         call = WaitForExit(process_id=self.id, timeout=_seconds(timeout))
-        return Process(self._link, self._link.ask(call))
+        return Process(self._sandbox, self._sandbox.ask(call))
 
     def __repr__(self) -> str:
         code = "" if self.exit_code is None else f", exit_code={self.exit_code}"
@@ -286,9 +286,9 @@ class Process:
 class ProcessStream(Feed[ProcessEvent]):
     """The events of a log. Dropping it, or leaving its `with` block, ends the reading and not the process."""
 
-    def __init__(self, link: SandboxLink, call: StreamProcessLog) -> None:
+    def __init__(self, sandbox: RemoteSandbox, call: StreamProcessLog) -> None:
         super().__init__()
-        self._link = link
+        self._sandbox = sandbox
         self._call = call
         self._frames: Frames[ProcessInfo] | None = None
         self._fold, self._events = LogFold(call), LogEvents()
@@ -299,7 +299,7 @@ class ProcessStream(Feed[ProcessEvent]):
 
     def _receive(self) -> None:
         if self._frames is None:
-            self._frames = self._link.call(self._call, opening=self._opening)
+            self._frames = self._sandbox.call(self._call, scope=self._scope)
         self._take(self._frames.next())
 
     def _take(self, frame: Frame) -> None:
@@ -324,10 +324,10 @@ def _to_event(event: LogEvent) -> ProcessEvent:
             return ProcessEvent(type=stream.value, number=number, timestamp=when, data_bytes=data, text_bytes=text)
 
 
-def _read_logs(link: SandboxLink, process_id: str) -> ProcessLogs:
+def _read_logs(sandbox: RemoteSandbox, process_id: str) -> ProcessLogs:
     call = StreamProcessLog(process_id=process_id, follow=False)
     fold, log = LogFold(call), WholeLog()
-    frames = link.call(call)
+    frames = sandbox.call(call)
     try:
         while part := fold.take(frames.next()):
             log.add(part)
@@ -336,14 +336,14 @@ def _read_logs(link: SandboxLink, process_id: str) -> ProcessLogs:
     return ProcessLogs(stdout_bytes=log.stdout, stderr_bytes=log.stderr, number=log.number, dropped=log.dropped)
 
 
-def _stream(link: SandboxLink, process_id: str, follow: bool, since: int | None) -> ProcessStream:
+def _stream(sandbox: RemoteSandbox, process_id: str, follow: bool, since: int | None) -> ProcessStream:
     if since is not None and (isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 2**63):
         remedy = "Give the number of the last event you have seen."
         raise wrong_argument("since", since, "is not an event's number", remedy)
     call = StreamProcessLog(
         process_id=parse_process_id(process_id), since=since or 0, follow=check_flag(follow, "follow")
     )
-    return ProcessStream(link, call)
+    return ProcessStream(sandbox, call)
 
 
 def _checked_command(command: str | Sequence[str]) -> str | list[str]:

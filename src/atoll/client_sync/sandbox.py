@@ -14,8 +14,8 @@ from atoll.client_sync import sessions
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.events import EventStream
 from atoll.client_sync.files import Files
-from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.processes import Processes
+from atoll.client_sync.remote_sandbox import RemoteSandbox
 from atoll.client_sync.server import Server, find_server
 from atoll.client_sync.sessions import Session
 from atoll.client_sync.terminals import Terminals
@@ -85,7 +85,7 @@ def get_sandbox(
         keep_alive=check_flag(keep_alive, "keep_alive"),
     )
     given = None if options == SandboxOptions() else options
-    return Sandbox(SandboxLink(find_server(url, api_key), parse_sandbox_id(id), given))
+    return Sandbox(RemoteSandbox(find_server(url, api_key), parse_sandbox_id(id), given))
 
 
 class SandboxArguments(TypedDict, total=False):
@@ -170,18 +170,18 @@ class Sandbox(Commands, Files, Processes, Terminals):
 
     @property
     def id(self) -> str:
-        return self._link.id
+        return self._sandbox.id
 
     def status(self) -> SandboxInfo:
         """Its state, since when and why; image, isolation, limits, and what it uses.
 
         Asking makes no sandbox, unless options were given: SANDBOX_NOT_FOUND says that there is none.
         """
-        return self._link.request("GET", SandboxInfo)
+        return self._sandbox.request("GET", SandboxInfo)
 
     def destroy(self) -> None:
         """Everything of it is gone: processes, files, sessions. Twice is fine."""
-        self._link.destroy()
+        self._sandbox.destroy()
 
     def set_env_vars(self, env: Environment) -> None:
         """Variables for every command and session from now on. None as a value takes one away.
@@ -189,11 +189,11 @@ class Sandbox(Commands, Files, Processes, Terminals):
         A name is one that a shell can have: letters, digits and underscores, no digit first.
         """
         check_environment(env)
-        self._link.request("PATCH", SandboxInfo, path="/env", body=check_lasting_variables(env))
+        self._sandbox.request("PATCH", SandboxInfo, path="/env", body=check_lasting_variables(env))
 
     def set_labels(self, labels: Mapping[str, str]) -> None:
         """Its labels from now on, instead of those it had."""
-        self._link.request("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
+        self._sandbox.request("PUT", SandboxInfo, path="/labels", body=check_labels(labels))
 
     def sleep(self, stop: bool = False) -> None:
         """Let it stand still, memory kept, until the next operation; or with `stop` end all that runs in it.
@@ -202,11 +202,11 @@ class Sandbox(Commands, Files, Processes, Terminals):
         and falls asleep after the last; with `stop` these end at once, and are AGENT_LOST. One that was stopped keeps
         its files, and starts again without its processes.
         """
-        self._link.request("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
+        self._sandbox.request("POST", SandboxInfo, path="/sleep", body=SleepRequest(stop=check_flag(stop, "stop")))
 
     def wake(self) -> None:
         """Wake it, start it, or make it. Every operation does that by itself; this one does nothing else."""
-        self._link.request("POST", SandboxInfo, path="/wake")
+        self._sandbox.request("POST", SandboxInfo, path="/wake")
 
     def set_sleep_after(self, sleep_after: float | str) -> None:
         """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
@@ -222,34 +222,34 @@ class Sandbox(Commands, Files, Processes, Terminals):
         self._change(UpkeepChanges(stop_after=seconds))
 
     def _change(self, changes: UpkeepChanges) -> None:
-        self._link.request("PATCH", SandboxInfo, body=changes)
+        self._sandbox.request("PATCH", SandboxInfo, body=changes)
 
     def events(self, since: int | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
-        found = self._link.request("GET", EventList, path=f"/events?since={_checked_number(since)}")
+        found = self._sandbox.request("GET", EventList, path=f"/events?since={_checked_number(since)}")
         return found.events
 
     def follow_events(self, since: int | None = None) -> EventStream:
         """Its timeline as an iterator that goes on as things happen."""
-        return EventStream(self._link, _checked_number(since))
+        return EventStream(self._sandbox, _checked_number(since))
 
     def create_session(
         self, id: str | None = None, *, env: Environment | None = None, cwd: str = DEFAULT_DIRECTORY
     ) -> Session:
         """Another shell, with its own directory, variables, functions and options."""
-        return sessions.create_session(self._link, id, env, cwd)
+        return sessions.create_session(self._sandbox, id, env, cwd)
 
     def get_session(self, id: str) -> Session:
         """The session with this id, which must exist."""
-        return sessions.get_session(self._link, id)
+        return sessions.get_session(self._sandbox, id)
 
     def list_sessions(self) -> list[SessionInfo]:
         """Its sessions: the default one, and those that were created and not deleted."""
-        return sessions.list_sessions(self._link)
+        return sessions.list_sessions(self._sandbox)
 
     def delete_session(self, id: str) -> None:
         """End its shell and what runs in it. Background processes live on."""
-        sessions.delete_session(self._link, id)
+        sessions.delete_session(self._sandbox, id)
 
     def mount_bucket(self, bucket: str, mount_path: str, **options: object) -> None:
         """Comes later."""
@@ -269,7 +269,7 @@ class Sandbox(Commands, Files, Processes, Terminals):
 
     def close(self) -> None:
         """Release its connections. It stays usable."""
-        self._link.server.transport.close_idle()
+        self._sandbox.server.transport.close_idle()
 
     def __enter__(self) -> Sandbox:
         return self
@@ -278,7 +278,7 @@ class Sandbox(Commands, Files, Processes, Terminals):
         try:
             if self.is_temporary:
                 self.destroy()
-                self._link.end()
+                self._sandbox.end()
         except AtollError as failure:
             if problem is None:
                 raise
@@ -287,7 +287,7 @@ class Sandbox(Commands, Files, Processes, Terminals):
             self.close()
 
     def __repr__(self) -> str:
-        return f"<Sandbox {self.id!r} at {self._link.server.address}>"
+        return f"<Sandbox {self.id!r} at {self._sandbox.server.address}>"
 
 
 def _refuse_what_comes_later(**given: object) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from atoll.client_sync.local_server import LocalServer
 from atoll.client_sync.network import Address, NotYet, TcpAddress, UnixAddress
-from atoll.client_sync.transport import Opening, Response, SilenceError, Transport, Upload
+from atoll.client_sync.transport import CancelScope, Response, SilenceError, Transport, Upload
 from atoll.client_sync.waiting import pause
 from atoll.protocol.calls import Answer, Call, encode_call, failure, misbehaved, out_of_place, result
 from atoll.protocol.commands import Turn, session_of
@@ -91,10 +91,10 @@ class Server:
         body: object = None,
         *,
         headers: str = "",
-        opening: Opening | None = None,
+        scope: CancelScope | None = None,
     ) -> T:
         """The answer to a request, which must be an `answer`."""
-        response = self._request(method, path, body, headers, opening)
+        response = self._request(method, path, body, headers, scope)
         body = response.read()
         try:
             return msgspec.json.decode(body, type=answer)
@@ -118,7 +118,7 @@ class Server:
         stdin: Input | None = None,
         *,
         headers: str = "",
-        opening: Opening | None = None,
+        scope: CancelScope | None = None,
     ) -> Frames[Answer]:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         message = encode_call(call)
@@ -132,7 +132,7 @@ class Server:
             content_type=FRAMES,
             accept=FRAMES,
             headers=headers,
-            opening=opening,
+            scope=scope,
         )
         patience = None if call.patience is None else call.patience + self.answer_grace
         return self.frames(call, response, patience)
@@ -151,14 +151,16 @@ class Server:
         self._raise_for_status(response, FRAMES)
         return Frames(self, call, response, patience)
 
-    def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
-        response = self.transport.request("GET", self._prefix + path, accept=accept, opening=opening)
+    def stream(self, path: str, accept: str, scope: CancelScope | None = None) -> Response:
+        response = self.transport.request("GET", self._prefix + path, accept=accept, scope=scope)
         self._raise_for_status(response, accept)
         return response
 
-    def _request(self, method: str, path: str, body: object, headers: str, opening: Opening | None = None) -> Response:
+    def _request(
+        self, method: str, path: str, body: object, headers: str, scope: CancelScope | None = None
+    ) -> Response:
         content = b"" if body is None else _encode_json(body)
-        response = self.transport.request(method, self._prefix + path, body=content, headers=headers, opening=opening)
+        response = self.transport.request(method, self._prefix + path, body=content, headers=headers, scope=scope)
         self._raise_for_status(response)
         return response
 

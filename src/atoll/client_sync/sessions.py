@@ -11,8 +11,8 @@ import secrets
 
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.files import Files
-from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.processes import Processes
+from atoll.client_sync.remote_sandbox import RemoteSandbox
 from atoll.client_sync.terminals import Terminals
 from atoll.protocol.arguments import check_directory, check_lasting_variables
 from atoll.protocol.errors import ErrorCode, error
@@ -35,39 +35,39 @@ class Session(Commands, Files, Processes, Terminals):
 
     @property
     def sandbox_id(self) -> str:
-        return self._link.id
+        return self._sandbox.id
 
     def delete(self) -> None:
         """End the shell and what runs in it. Background processes live on."""
-        delete_session(self._link, self._session_id)
+        delete_session(self._sandbox, self._session_id)
 
     def __repr__(self) -> str:
-        return f"<Session {self._session_id!r} of sandbox {self._link.id!r}>"
+        return f"<Session {self._session_id!r} of sandbox {self._sandbox.id!r}>"
 
 
-def create_session(link: SandboxLink, id: str | None, env: Environment | None, cwd: str | None) -> Session:
+def create_session(sandbox: RemoteSandbox, id: str | None, env: Environment | None, cwd: str | None) -> Session:
     session_id = f"session-{secrets.token_hex(4)}" if id is None else parse_session_id(id)
     directory = check_directory(cwd) or DEFAULT_DIRECTORY
     asked = SessionRequest(id=session_id, cwd=directory, env=check_lasting_variables(env))
-    link.request("POST", SessionInfo, path="/sessions", body=asked)
-    return Session(link, session_id)
+    sandbox.request("POST", SessionInfo, path="/sessions", body=asked)
+    return Session(sandbox, session_id)
 
 
-def get_session(link: SandboxLink, id: str) -> Session:
+def get_session(sandbox: RemoteSandbox, id: str) -> Session:
     session_id = parse_session_id(id)
-    if session_id != DEFAULT_SESSION and all(session.id != id for session in list_sessions(link)):
+    if session_id != DEFAULT_SESSION and all(session.id != id for session in list_sessions(sandbox)):
         raise error(
             ErrorCode.SESSION_NOT_FOUND,
-            f"sandbox {link.id!r} has no session {id!r:.100}",
+            f"sandbox {sandbox.id!r} has no session {id!r:.100}",
             remedy="create_session() makes one, list_sessions() shows those there are.",
             session_id=session_id,
         )
-    return Session(link, id)
+    return Session(sandbox, id)
 
 
-def list_sessions(link: SandboxLink) -> list[SessionInfo]:
-    return (link.ask(ListSessions())).sessions
+def list_sessions(sandbox: RemoteSandbox) -> list[SessionInfo]:
+    return (sandbox.ask(ListSessions())).sessions
 
 
-def delete_session(link: SandboxLink, id: str) -> None:
-    link.tell("DELETE", f"/sessions/{parse_session_id(id)}")
+def delete_session(sandbox: RemoteSandbox, id: str) -> None:
+    sandbox.tell("DELETE", f"/sessions/{parse_session_id(id)}")

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 
 from atoll.archives.packing import NAMES_LEFT_OUT
-from atoll.client_sync.link import SandboxLink
 from atoll.client_sync.local_files import (
     LocalSource,
     LocalTarget,
@@ -18,6 +17,7 @@ from atoll.client_sync.local_files import (
     is_local_directory,
     is_special,
 )
+from atoll.client_sync.remote_sandbox import RemoteSandbox
 from atoll.client_sync.server import Frames
 from atoll.client_sync.waiting import run_blocking, settle
 from atoll.protocol.calls import Answer, Call
@@ -58,38 +58,42 @@ class Progress:
             settle(self._on_progress(self._done, self.total))
 
 
-def upload(link: SandboxLink, session_id: str, local: Path, remote: Path, on_progress: OnProgress | None) -> FileInfo:
+def upload(
+    sandbox: RemoteSandbox, session_id: str, local: Path, remote: Path, on_progress: OnProgress | None
+) -> FileInfo:
     source, target = to_raw_path(local), to_raw_path(remote)
     if run_blocking(is_local_directory, source):
         tree = LocalTree(source)
-        made = _upload_directory(link, session_id, tree, target, on_progress)
+        made = _upload_directory(sandbox, session_id, tree, target, on_progress)
         _warn_of_what_is_left_out(source, tree.done)
         return made
     if target.endswith(b"/"):
         target += os.path.basename(source)
-    return _upload_file(link, session_id, source, target, on_progress)
+    return _upload_file(sandbox, session_id, source, target, on_progress)
 
 
 def _upload_file(
-    link: SandboxLink, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     source = run_blocking(LocalSource, local)
     call = WriteFile(path=remote, session_id=session_id, mode=source.mode, map=source.map)
-    return _send_all(link, call, source, Progress(on_progress, source.size))
+    return _send_all(sandbox, call, source, Progress(on_progress, source.size))
 
 
 def _upload_directory(
-    link: SandboxLink, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
 ) -> FileInfo:
     call = UnpackFiles(path=remote, session_id=session_id)
-    _send_all(link, call, local, Progress(on_progress, None))
-    return link.ask(StatFile(path=remote, session_id=session_id))
+    _send_all(sandbox, call, local, Progress(on_progress, None))
+    return sandbox.ask(StatFile(path=remote, session_id=session_id))
 
 
-def _send_all(link: SandboxLink, call: Call[Answer], source: LocalSource | LocalTree, progress: Progress) -> Answer:
+def _send_all(
+    sandbox: RemoteSandbox, call: Call[Answer], source: LocalSource | LocalTree, progress: Progress
+) -> Answer:
     try:
         progress.add(0)
-        sink = link.begin_call(call)
+        sink = sandbox.begin_call(call)
         try:
             while chunk := run_blocking(source.read):
                 sink.send(chunk)
@@ -103,28 +107,28 @@ def _send_all(link: SandboxLink, call: Call[Answer], source: LocalSource | Local
 
 
 def download(
-    link: SandboxLink, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
 ) -> None:
     source, target = to_raw_path(remote), to_raw_path(local)
-    info = link.ask(StatFile(path=source, session_id=session_id))
+    info = sandbox.ask(StatFile(path=source, session_id=session_id))
     is_directory = info.type is FileType.DIRECTORY
     if not is_directory and (target.endswith(b"/") or run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
     tally = Tally(bounds, source)  # once more: who holds the other end may have come to be anybody
     if is_directory:
         pack = PackFiles(path=source, session_id=session_id, bounds=bounds)
-        done = _download_directory(link, pack, target, tally, on_progress)
+        done = _download_directory(sandbox, pack, target, tally, on_progress)
     else:
         takes_holes = not run_blocking(is_special, target)
         read = ReadFile(path=source, session_id=session_id, holes=takes_holes, max_bytes=bounds.max_bytes)
-        done = _download_file(link, read, target, tally, on_progress)
+        done = _download_file(sandbox, read, target, tally, on_progress)
     _warn_of_what_is_left_out(source, done)
 
 
 def _download_directory(
-    link: SandboxLink, call: PackFiles, local: bytes, tally: Tally, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, call: PackFiles, local: bytes, tally: Tally, on_progress: OnProgress | None
 ) -> FileDone:
-    frames = link.call(call)
+    frames = sandbox.call(call)
     try:
         target = run_blocking(LocalTreeTarget, local, tally)
     except BaseException:
@@ -134,9 +138,9 @@ def _download_directory(
 
 
 def _download_file(
-    link: SandboxLink, call: ReadFile, local: bytes, tally: Tally, on_progress: OnProgress | None
+    sandbox: RemoteSandbox, call: ReadFile, local: bytes, tally: Tally, on_progress: OnProgress | None
 ) -> FileDone:
-    frames, fold = link.call(call), ReadFold(call)
+    frames, fold = sandbox.call(call), ReadFold(call)
     try:
         while fold.info is None:
             fold.take(frames.next())

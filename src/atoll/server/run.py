@@ -25,9 +25,9 @@ from atoll.server.settings import Settings
 from atoll.store.keys import Keys
 from atoll.store.timeline import Timeline
 from atoll.supervisor.descriptors import FEWEST_OPEN_FILES, check_limit
-from atoll.supervisor.machine import Machine
 from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
+from atoll.supervisor.workshop import Workshop
 from atoll.telemetry.log_lines import about
 
 KEEP_ALIVE_SECONDS = 3600
@@ -57,17 +57,17 @@ def serve(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     take_enough_files()  # before anything is made
-    machine = await open_machine(settings)
-    if machine is None:
+    workshop = await open_workshop(settings)
+    if workshop is None:
         logger.info("another server is there, so this one is not needed")
         return
     if is_listened_on(settings.socket):  # before anything in there is taken for ours
-        await machine.close()
+        await workshop.close()
         raise occupied(settings.socket)
     raise_file_limit()
-    async with machine, Roster(machine, Timeline(machine.database)) as roster:
-        log_inherited(machine.inherited)
-        server = make_server(settings, roster, Keys(machine.database))
+    async with workshop, Roster(workshop, Timeline(workshop.database)) as roster:
+        log_inherited(workshop.inherited)
+        server = make_server(settings, roster, Keys(workshop.database))
         with listening(settings) as sockets:
             logger.info("process %d serves %s", os.getpid(), settings.state)
             logger.info("ready on %s", ", ".join(map(_name, sockets)))
@@ -82,7 +82,7 @@ async def _serve(settings: Settings) -> None:
                         logger.error("the watch for idleness failed", exc_info=failure)
 
 
-async def open_machine(settings: Settings) -> Machine | None:
+async def open_workshop(settings: Settings) -> Workshop | None:
     """An embedded server is started when there is none to connect to: then one that holds the state is about to end.
 
     It may also have been about to begin, or have thought better of it: None if it is still there after a while.
@@ -90,7 +90,7 @@ async def open_machine(settings: Settings) -> Machine | None:
     give_up = time.monotonic() + (TAKE_OVER_SECONDS if settings.is_embedded else 0)
     while True:
         try:
-            return Machine(
+            return Workshop(
                 settings.state,
                 settings.runtime,
                 keep_lost=settings.keep_lost,

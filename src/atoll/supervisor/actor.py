@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from atoll.protocol.ids import SandboxId
     from atoll.store.timeline import Timeline
     from atoll.supervisor.deadlines import Deadlines
-    from atoll.supervisor.machine import Machine
+    from atoll.supervisor.workshop import Workshop
 
 WHEN_USED = "it was used"
 WHEN_UNSAID = "the server that made it was killed before it could say so"
@@ -67,13 +67,13 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class SandboxActor:
-    def __init__(self, name: SandboxId, machine: Machine, timeline: Timeline, deadlines: Deadlines) -> None:
+    def __init__(self, name: SandboxId, workshop: Workshop, timeline: Timeline, deadlines: Deadlines) -> None:
         self.name = name
         self.look_at = inf  # when a look at it is planned
-        self.machine = machine
+        self.workshop = workshop
         self._deadlines = deadlines
         self.history = History(name, timeline)
-        self.running = Running(name, machine, self.history)
+        self.running = Running(name, workshop, self.history)
         self._life = Lifecycle()
         self._lock = asyncio.Lock()
         self._changes = 0
@@ -141,7 +141,7 @@ class SandboxActor:
 
     def _note_found(self, found: Event, since: float | None = None) -> None:
         self.running.watch(self._note_end)
-        if self.running.live and (record := self.machine.find(self.name)):
+        if self.running.live and (record := self.workshop.find(self.name)):
             self.treat(record.upkeep)
         self._tell(found, since)
 
@@ -171,7 +171,7 @@ class SandboxActor:
             problem.about(sandbox=self.name)
             raise
         except AtollError as problem:
-            raise self.machine.storage.explain(problem, self.name) from problem.__cause__
+            raise self.workshop.storage.explain(problem, self.name) from problem.__cause__
         finally:
             self._tell(Event.LEFT)
             if not self._life.uses:
@@ -237,16 +237,16 @@ class SandboxActor:
     async def ensure(self, plan: Plan, by: Caller) -> bool:
         """Make it if its id is new: then True. Start it if it is stopped. One that exists keeps what it has."""
         async with self.change():
-            is_new = not self.machine.exists(self.name)
+            is_new = not self.workshop.exists(self.name)
             if not is_new and plan.image != self.record().image:
-                self.machine.images.check(plan.image)
+                self.workshop.images.check(plan.image)
             await self.have(Event.BE_UP, Order(WHEN_USED, by.name, plan))
             return is_new
 
     async def take_back(self, lost: str, image: str | None, by: Caller) -> None:
         """Make a disk that was set aside this sandbox, of which there is none."""
         async with self.change():
-            await self.machine.take_back(lost, self.name, image)
+            await self.workshop.take_back(lost, self.name, image)
             self._tell(self.running.found())
             self.history.begin(cause=f"the disk {lost}, which was set aside, was adopted", by=by.name)
 
@@ -258,13 +258,13 @@ class SandboxActor:
 
     async def _adopt(self) -> None:
         if self.history.is_empty or self.history.has_ended:
-            is_restored = self.name in self.machine.inherited.restored
+            is_restored = self.name in self.workshop.inherited.restored
             self.history.begin(cause=WHEN_RESTORED if is_restored else WHEN_UNSAID, by=ATOLL)
-        elif self.name in self.machine.inherited.restored:
+        elif self.name in self.workshop.inherited.restored:
             self.history.note("restored", cause=WHEN_RESTORED, by=ATOLL)
         self.history.recall()
         try:
-            live = await self.machine.adopt(self.name)
+            live = await self.workshop.adopt(self.name)
         except AtollError:
             change = self.history.last_change
             if change and change.what != "stopped":
@@ -282,7 +282,7 @@ class SandboxActor:
 
     async def destroy(self, by: Caller) -> None:
         async with self.change():
-            if not self.machine.is_on_record(self.name):
+            if not self.workshop.is_on_record(self.name):
                 if not self.history.is_empty:
                     self.history.end(cause=ASKED_FOR, by=by.name)
                 return
@@ -317,7 +317,7 @@ class SandboxActor:
 
     def note_removal(self) -> None:
         """One that was destroyed and could not be removed is gone now."""
-        if not self.history.is_empty and not self.machine.is_on_record(self.name):
+        if not self.history.is_empty and not self.workshop.is_on_record(self.name):
             self.history.end(cause=WHEN_REMOVED_LATE, by=ATOLL)
 
     # What is due.
@@ -375,14 +375,14 @@ class SandboxActor:
         return SandboxState.FROZEN if is_asleep else SandboxState.RUNNING
 
     def record(self) -> SandboxRecord:
-        record = self.machine.find(self.name)
+        record = self.workshop.find(self.name)
         if record is None:
             raise not_found(self.name)
         return record
 
     async def record_to_change(self, by: Caller) -> SandboxRecord:
         """For who has begun a change. The sandbox is made, if its id is new."""
-        if not self.machine.exists(self.name):
+        if not self.workshop.exists(self.name):
             await self.have(Event.BE_UP, by.order(WHEN_USED))
         return self.record()
 
@@ -399,4 +399,4 @@ class SandboxActor:
 
     def follow(self, since: int) -> AsyncGenerator[SandboxEvent, None]:
         """What was, then what happens, to the end of the sandbox."""
-        return self.history.follow(since, lambda: self.machine.is_on_record(self.name))
+        return self.history.follow(since, lambda: self.workshop.is_on_record(self.name))

@@ -123,14 +123,14 @@ class AgentLink:
             async with connection.fed(stdin):
                 return await collect(connection, call)
 
-    def operation(self, call: Call[Any] | bytes, more: bytes = b"") -> Operation:
+    def operation(self, call: Call[Any] | bytes, more: bytes = b"") -> Exchange:
         """A connection on which `call` has been sent, as a context manager. A client's stays as it came: bytes.
 
         `more` are frames of its input that are sent with it.
         """
         if isinstance(call, bytes):
-            return Operation(self, call, session_in(call), more)
-        return Operation(self, encode_call(call), session_of(call), more)
+            return Exchange(self, call, session_in(call), more)
+        return Exchange(self, encode_call(call), session_of(call), more)
 
     @property
     def may_be_old(self) -> bool:
@@ -149,7 +149,7 @@ class AgentLink:
     async def _ask_protocol(self) -> int:
         """By a call that every agent knows."""
         question = Ping()
-        connection = await Operation(self, encode_call(question), None, b"").begin()
+        connection = await Exchange(self, encode_call(question), None, b"").begin()
         try:
             return result(question, await connection.next_of_answer(Patience(ANSWER_GRACE))).protocol_version
         finally:
@@ -262,8 +262,8 @@ def let_all_idle_go() -> None:
         link.let_idle_go(0)
 
 
-class Operation:
-    """One operation on a connection, which is kept for the next only if this one came to its end."""
+class Exchange:
+    """One exchange with an agent, on a connection that is kept for the next only if this one came to its end."""
 
     def __init__(self, link: AgentLink, message: bytes, session: str | None, more: bytes) -> None:
         self._link = link

@@ -22,7 +22,7 @@ def describe(actor: SandboxActor, use: Use | None = None) -> SandboxInfo:
         created_at=record.created_at,
         image=record.image,
         image_state=record.image_state,
-        isolation=actor.machine.engine.isolation,
+        isolation=actor.workshop.engine.isolation,
         limits=record.limits,
         labels=record.upkeep.labels,
         env=sorted(name for name, value in record.env.items() if value is not None),
@@ -43,13 +43,13 @@ async def _use(actor: SandboxActor) -> Use | None:
     if live is None:
         return None
     with suppress(FileNotFoundError):  # it ends just now
-        usage = await actor.machine.engine.usage(live)
+        usage = await actor.workshop.engine.usage(live)
         use = Use(
             cpu_seconds=usage.cpu_seconds,
             memory=usage.memory,
             processes=usage.processes,
             oom_kills=usage.oom_kills,
-            disk=await asyncio.to_thread(actor.machine.disk_use, actor.name),
+            disk=await asyncio.to_thread(actor.workshop.disk_use, actor.name),
         )
         return use if live is actor.running.live else None  # its control group may be another's by now
     return None

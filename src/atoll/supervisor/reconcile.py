@@ -1,4 +1,4 @@
-"""Reconciliation: what an earlier machine left in the state directory, set right when the next one opens it.
+"""Reconciliation: what an earlier workshop left in the state directory, set right when the next one opens it.
 
 Rules:
 1. A sandbox that was reported as created keeps its disk, whatever else is found of it: running, ended or damaged.
@@ -71,7 +71,7 @@ Decision = Undo | Restore | Inscribe | SetAside
 
 
 class Inherited(msgspec.Struct, frozen=True, kw_only=True):
-    """The estate of an earlier machine, as it was found in a state directory, and what became of it."""
+    """The estate of an earlier workshop, as it was found in a state directory, and what became of it."""
 
     running: tuple[SandboxId, ...] = ()
     ended: tuple[SandboxId, ...] = ()

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from atoll.storage.base import Storage
-    from atoll.supervisor.machine import Machine
     from atoll.supervisor.records import SandboxRecord
     from atoll.supervisor.roster import Roster
+    from atoll.supervisor.workshop import Workshop
 
 LOOK_SECONDS = 0.5
 
@@ -36,10 +36,10 @@ logger = logging.getLogger("atoll.supervisor")
 
 
 class Recovery:
-    """The watch over the disks of a machine whose sandboxes are in `roster`."""
+    """The watch over the disks of a workshop whose sandboxes are in `roster`."""
 
-    def __init__(self, machine: Machine, roster: Roster) -> None:
-        self._machine = machine
+    def __init__(self, workshop: Workshop, roster: Roster) -> None:
+        self._workshop = workshop
         self._roster = roster
         self._said = ""
 
@@ -47,24 +47,24 @@ class Recovery:
         """For ever."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if self._machine.storage.problem():
+            if self._workshop.storage.problem():
                 await self._recover()
 
     async def _recover(self) -> None:
         failures = 0
-        while self._machine.storage.problem():
+        while self._workshop.storage.problem():
             try:
-                if obstacle := await asyncio.to_thread(self._machine.storage.obstacle):
+                if obstacle := await asyncio.to_thread(self._workshop.storage.obstacle):
                     self._say(obstacle)
                 else:
-                    await self._machine.recover(self._end_sandboxes)
+                    await self._workshop.recover(self._end_sandboxes)
             except (AtollError, OSError) as problem:
                 failures += 1
                 self._say(str(problem))
             except Exception as mistake:  # a mistake of ours: whatever it is, without another try nobody has a disk
                 failures += 1
                 logger.error("recovering the disks failed: %s", mistake, exc_info=mistake)
-            if self._machine.storage.problem():
+            if self._workshop.storage.problem():
                 await asyncio.sleep(pause_after(failures))
         self._said = ""
         await self._go_on()
@@ -80,7 +80,7 @@ class Recovery:
 
     async def _go_on(self) -> None:
         """With what was found on the disks; what ran starts when it is next used."""
-        found = self._machine.inherited
+        found = self._workshop.inherited
         logger.warning("the disks take what is written again")
         for name in found.removed:
             self._roster.actor(name).note_removal()

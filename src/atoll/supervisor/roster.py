@@ -22,7 +22,7 @@ from atoll.supervisor.recovery import Recovery
 
 if TYPE_CHECKING:
     from atoll.store.timeline import Timeline
-    from atoll.supervisor.machine import Machine
+    from atoll.supervisor.workshop import Workshop
 
 MANY_ACTORS = 64
 LOOKS_AT_ONCE = 16
@@ -34,8 +34,8 @@ logger = logging.getLogger("atoll.supervisor")
 class Roster:
     """The only place where sandboxes are found by id."""
 
-    def __init__(self, machine: Machine, timeline: Timeline) -> None:
-        self._machine = machine
+    def __init__(self, workshop: Workshop, timeline: Timeline) -> None:
+        self._workshop = workshop
         self._timeline = timeline
         self._actors: dict[SandboxId, SandboxActor] = {}
         self._too_many = MANY_ACTORS
@@ -46,12 +46,12 @@ class Roster:
 
     async def __aenter__(self) -> Roster:
         """Go on with what an earlier server left running."""
-        check_room_for(len(self._machine.inherited.running))
-        for record in self._machine.records():
+        check_room_for(len(self._workshop.inherited.running))
+        for record in self._workshop.records():
             await self.actor(record.id).adopt()
-        self._timeline.retire_all_but(self._machine.is_on_record)
+        self._timeline.retire_all_but(self._workshop.is_on_record)
         self._begin(self._keep_deadlines(), "keep the deadlines of sandboxes")
-        self._begin(Recovery(self._machine, self).watch(), "recover disks that take nothing more")
+        self._begin(Recovery(self._workshop, self).watch(), "recover disks that take nothing more")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -72,7 +72,7 @@ class Roster:
         if name not in self._actors:
             if len(self._actors) >= self._too_many:
                 self._forget_unused()
-            self._actors[name] = SandboxActor(name, self._machine, self._timeline, self._deadlines)
+            self._actors[name] = SandboxActor(name, self._workshop, self._timeline, self._deadlines)
         return self._actors[name]
 
     def actors(self) -> list[SandboxActor]:
@@ -84,7 +84,7 @@ class Roster:
         One that somebody holds stays, if only between looking it up and using it: two actors of one id would start two
         sandboxes on one disk. So each is let go of, and put back if it lives on.
         """
-        for name in [name for name in self._actors if not self._machine.exists(name)]:
+        for name in [name for name in self._actors if not self._workshop.exists(name)]:
             dropped = weakref.ref(self._actors.pop(name))
             if held := dropped():
                 self._actors[name] = held
@@ -98,20 +98,20 @@ class Roster:
         return self._who_needs_us is not None
 
     async def list_lost(self) -> list[LostSandbox]:
-        return await asyncio.to_thread(self._machine.lost)
+        return await asyncio.to_thread(self._workshop.lost)
 
     async def adopt_lost(self, name: str, asked: AdoptRequest, by: Caller) -> SandboxInfo:
-        actor = self.actor(asked.id or self._machine.id_of_lost(name))
+        actor = self.actor(asked.id or self._workshop.id_of_lost(name))
         await actor.take_back(name, asked.image, by)
         return describe(actor)
 
     async def remove_lost(self, name: str) -> None:
-        await self._machine.remove_lost(name)
+        await self._workshop.remove_lost(name)
 
     async def list(self, query: SandboxQuery, *, with_use: bool = False) -> SandboxList:
         """One page. Nobody waits for it: after every few sandboxes it is everybody else's turn."""
         found: list[SandboxInfo] = []
-        for number, record in enumerate(self._machine.records()):
+        for number, record in enumerate(self._workshop.records()):
             if number % LOOKS_PER_TURN == 0:
                 await asyncio.sleep(0)
             if record.id <= query.after or not query.labels.items() <= record.upkeep.labels.items():

@@ -19,13 +19,13 @@ from atoll.protocol.processes import KillAllProcesses
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
 from atoll.supervisor.agent_link import AgentLink, check_room, link_to
 from atoll.supervisor.lifecycle import ATOLL, Effect, Event
-from atoll.supervisor.machine import to_the_end
 from atoll.supervisor.plans import Plan
+from atoll.supervisor.workshop import to_the_end
 
 if TYPE_CHECKING:
     from atoll.protocol.ids import SandboxId
     from atoll.supervisor.history import History
-    from atoll.supervisor.machine import Machine
+    from atoll.supervisor.workshop import Workshop
 
 KERNEL = "kernel"
 WATCH_PAUSE_SECONDS = 1.0
@@ -51,32 +51,32 @@ class Running:
     From the moment that something runs it is `live`: one that we did not know of would get a second one on its disk.
     """
 
-    def __init__(self, name: SandboxId, machine: Machine, history: History) -> None:
+    def __init__(self, name: SandboxId, workshop: Workshop, history: History) -> None:
         self.live: LiveSandbox | None = None
         self.link: AgentLink | None = None
         self._name = name
-        self._machine = machine
+        self._workshop = workshop
         self._history = history
         self._watcher: asyncio.Task[None] | None = None
 
     def opened_link(self) -> AgentLink:
         assert self.live
         if self.link is None:
-            self.link = link_to(self._machine.engine, self.live, self._name)
+            self.link = link_to(self._workshop.engine, self.live, self._name)
         return self.link
 
     def found(self) -> Event:
         """What is there, seen with our own eyes: when nothing runs, and when something went wrong."""
         if self.live:
             return Event.STANDS_STILL if self._stands_still(self.live) else Event.RUNS
-        if self._machine.exists(self._name):
+        if self._workshop.exists(self._name):
             return Event.ENDED
-        return Event.ENDED_FOR_GOOD if self._machine.is_on_record(self._name) else Event.GONE
+        return Event.ENDED_FOR_GOOD if self._workshop.is_on_record(self._name) else Event.GONE
 
     def _stands_still(self, live: LiveSandbox) -> bool:
         """If that cannot be seen just now it may, and whoever thaws one that does not does no harm."""
         try:
-            return self._machine.engine.is_frozen(live)
+            return self._workshop.engine.is_frozen(live)
         except FileNotFoundError:  # it ends just now
             return False
         except OSError:
@@ -90,7 +90,7 @@ class Running:
             case Effect.START:
                 return await self._start(order)
             case Effect.REMOVE:
-                await self._machine.remove(self._name)
+                await self._workshop.remove(self._name)
                 return self.found()
         assert self.live, f"nothing runs to {effect.name}"
         return await _OF_WHAT_RUNS[effect](self, self.live, order)
@@ -99,24 +99,24 @@ class Running:
         check_room()
         if order.plan is None:
             raise not_found(self._name)
-        self.live = await self._machine.make(self._name, order.plan)
+        self.live = await self._workshop.make(self._name, order.plan)
         self._history.begin(cause="its id was used for the first time", by=order.by)
         return Event.RUNS
 
     async def _start(self, order: Order) -> Event:
         check_room()
-        self.live = await self._machine.start(self._name)
+        self.live = await self._workshop.start(self._name)
         self._history.note("started", cause=order.cause, by=order.by)
         return Event.RUNS
 
     async def _freeze(self, live: LiveSandbox, order: Order) -> Event:
         # To the end: the thread that does it goes on without whoever waits for it.
-        await to_the_end(self._machine.engine.freeze(live))
+        await to_the_end(self._workshop.engine.freeze(live))
         self._history.note("frozen", cause=order.cause, by=order.by)
         return Event.STANDS_STILL
 
     async def _thaw(self, live: LiveSandbox, order: Order) -> Event:
-        await self._machine.engine.thaw(live)
+        await self._workshop.engine.thaw(live)
         self._history.note_if_possible("thawed", cause=order.cause, by=order.by)
         return Event.RUNS
 
@@ -126,7 +126,7 @@ class Running:
             await self.opened_link().ask(KillAllProcesses())
         if self.link:
             self.link.ending = WHEN_STOPPED
-        await self._machine.stop(live)
+        await self._workshop.stop(live)
         self._note_end_of_link()
         self._history.note("stopped", cause=order.cause, by=order.by)
         return await self.let_go()
@@ -135,7 +135,7 @@ class Running:
         """Its disk takes nothing more: whatever it was asked would wait for the disk."""
         if self.link:
             self.link.ending = WHEN_DISK_FAILED
-        await self._machine.stop(live)
+        await self._workshop.stop(live)
         self._note_end_of_link()
         self._history.note_if_possible("stopped", cause=order.cause, by=order.by)
         return await self.let_go()
@@ -144,7 +144,7 @@ class Running:
         if self.link:
             self.link.ending = WHEN_DESTROYED
         try:
-            await self._machine.destroy(live)
+            await self._workshop.destroy(live)
         finally:  # it has ended, also if its disk could not be removed
             await self.let_go()
         return self.found()
@@ -165,7 +165,7 @@ class Running:
         live, self.live = self.live, None
         self._close_link()
         if live:
-            await self._machine.stop(live)
+            await self._workshop.stop(live)
         await self._end_watch()
         return self.found()
 
@@ -177,7 +177,7 @@ class Running:
             self.link.ending = WHEN_CLOSED
         self._close_link()
         if live:
-            await self._machine.engine.release(live)
+            await self._workshop.engine.release(live)
 
     def _close_link(self) -> None:
         if self.link:
@@ -209,7 +209,7 @@ class Running:
     async def _saw_end(self, live: LiveSandbox) -> bool:
         """True when it has ended; False if it must be looked at again: there may be no descriptor for it just now."""
         try:
-            async for event in self._machine.engine.events(live):
+            async for event in self._workshop.engine.events(live):
                 if event.kind in KILLS:
                     cause, by = KILLS[event.kind]
                     self._history.note_if_possible("oom_killed", cause=cause, by=by)

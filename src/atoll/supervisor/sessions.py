@@ -23,5 +23,5 @@ async def delete_session(actor: SandboxActor, session_id: str, by: Caller) -> No
 
 
 def _note(actor: SandboxActor, what: str, session_id: str, by: Caller) -> None:
-    if actor.machine.exists(actor.name):  # its end is the last that is noted
+    if actor.workshop.exists(actor.name):  # its end is the last that is noted
         actor.history.note(what, cause=f"{session_id!r} was asked for", by=by.name)

@@ -1,4 +1,4 @@
-"""The lock of a state directory, which belongs to one machine at a time.
+"""The lock of a state directory, which belongs to one workshop at a time.
 
 Since nobody else makes anything in it, what no record names may be called left over, and be removed.
 """

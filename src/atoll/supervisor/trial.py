@@ -17,7 +17,7 @@ from atoll.storage.base import Storage
 from atoll.storage.examination import temporary_state
 from atoll.storage.pool import MIN_POOL, open_storage
 from atoll.supervisor.agent_link import link_to
-from atoll.supervisor.machine import ENV
+from atoll.supervisor.workshop import ENV
 from atoll.telemetry.findings import Area, Check, Outcome, missing, ok
 
 COMMAND_SECONDS = 30.0

@@ -19,7 +19,7 @@ async def set_upkeep(actor: SandboxActor, changes: UpkeepChanges, by: Caller) ->
     async with actor.change():
         record = await actor.record_to_change(by)
         upkeep = replace(record.upkeep, **checked)
-        actor.machine.update(record, upkeep=upkeep)
+        actor.workshop.update(record, upkeep=upkeep)
         actor.treat(upkeep)
         asked = " and ".join(f"{name}={_in_words(value)}" for name, value in checked.items())
         actor.history.note("upkeep_changed", cause=f"{asked or 'nothing'} was asked for", by=by.name)

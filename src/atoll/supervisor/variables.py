@@ -26,9 +26,9 @@ async def set_variables(actor: SandboxActor, changes: dict[str, str | None], by:
         await actor.have(Event.BE_THAWED, Order("its variables are set", by.name))
         if actor.running.live:
             await _tell(actor.running.opened_link(), changes)
-        defaults = actor.machine.default_env(record)
+        defaults = actor.workshop.default_env(record)
         kept = {name: value for name, value in merged.items() if value is not None or name in defaults}
-        actor.machine.update(record, env=kept)
+        actor.workshop.update(record, env=kept)
         actor.history.note("env_changed", cause=ASKED_FOR, by=by.name)
 
 

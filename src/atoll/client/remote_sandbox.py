@@ -1,4 +1,3 @@
-# Generated from src/atoll/client/link.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """One sandbox at its server, and the options it is made with, if there are any.
 
 They are sent before the first operation. Whoever destroys the sandbox later need not be us: so every request says that
@@ -8,11 +7,11 @@ is the request, unless its input can be read only once: then they are sent befor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from atoll.client_sync.server import CallInput, Frames, Input, Server
-from atoll.client_sync.transport import Opening, Response
+from atoll.client.server import CallInput, Frames, Input, Server
+from atoll.client.transport import CancelScope, Response
 from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, NotFoundError, error
 from atoll.protocol.sandboxes import MUST_EXIST, SandboxInfo, SandboxOptions
@@ -20,7 +19,7 @@ from atoll.protocol.sandboxes import MUST_EXIST, SandboxInfo, SandboxOptions
 T = TypeVar("T")
 
 
-class SandboxLink:
+class RemoteSandbox:
     """What a sandbox and its sessions share."""
 
     def __init__(self, server: Server, sandbox_id: str, options: SandboxOptions | None = None) -> None:
@@ -32,54 +31,56 @@ class SandboxLink:
         self._has_ended = False
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
-    def ask(self, call: Call[Answer], content: bytes | None = None) -> Answer:
+    async def ask(self, call: Call[Answer], content: bytes | None = None) -> Answer:
         """What a call is answered with that streams nothing. `content` fits one frame."""
-        return (self.call(call, content)).result()
+        return await (await self.call(call, content)).result()
 
-    def call(self, call: Call[Answer], stdin: Input | None = None, *, opening: Opening | None = None) -> Frames[Answer]:
-        def work() -> Frames[Answer]:
-            return self.server.call(self.id, call, stdin, headers=self._headers, opening=opening)
+    async def call(
+        self, call: Call[Answer], stdin: Input | None = None, *, scope: CancelScope | None = None
+    ) -> Frames[Answer]:
+        def work() -> Awaitable[Frames[Answer]]:
+            return self.server.call(self.id, call, stdin, headers=self._headers, scope=scope)
 
         if stdin is None or isinstance(stdin, bytes):
-            return self._do(work, opening)
-        self._send_options(opening)
-        return work()
+            return await self._do(work, scope)
+        await self._send_options(scope)
+        return await work()
 
-    def begin_call(self, call: Call[Answer]) -> CallInput[Answer]:
-        self._send_options()
-        return self.server.begin_call(self.id, call, headers=self._headers)
+    async def begin_call(self, call: Call[Answer]) -> CallInput[Answer]:
+        await self._send_options()
+        return await self.server.begin_call(self.id, call, headers=self._headers)
 
-    def request(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
-        return self._do(lambda: self.server.ask(method, self._path + path, answer, body, headers=self._headers))
+    async def request(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
+        return await self._do(lambda: self.server.ask(method, self._path + path, answer, body, headers=self._headers))
 
-    def tell(self, method: str, path: str) -> None:
-        self._do(lambda: self.server.tell(method, self._path + path, headers=self._headers))
+    async def tell(self, method: str, path: str) -> None:
+        await self._do(lambda: self.server.tell(method, self._path + path, headers=self._headers))
 
-    def stream(self, path: str, accept: str, opening: Opening | None = None) -> Response:
-        return self._do(lambda: self.server.stream(self._path + path, accept, opening), opening)
+    async def stream(self, path: str, accept: str, scope: CancelScope | None = None) -> Response:
+        return await self._do(lambda: self.server.stream(self._path + path, accept, scope), scope)
 
-    def destroy(self) -> None:
+    async def destroy(self) -> None:
         """Its next operation makes a new one, with the same options."""
-        self.server.tell("DELETE", self._path)
+        await self.server.tell("DELETE", self._path)
         self._has_sent_options = self._options is None
 
     def end(self) -> None:
         """There is no next operation: one would make a sandbox that nobody destroys."""
         self._has_ended = True
 
-    def _do(self, work: Callable[[], T], opening: Opening | None = None) -> T:
+    async def _do(self, work: Callable[[], Awaitable[T]], scope: CancelScope | None = None) -> T:
         """What `work` returns, for a sandbox with the options there are."""
         if not self._has_sent_options or self._has_ended:
-            self._send_options(opening)
+            await self._send_options(scope)
         try:
-            return work()
+            return await work()
         except NotFoundError as problem:
             if self._options is None or problem.code is not ErrorCode.SANDBOX_NOT_FOUND:
                 raise
-        self._send_options(opening)
-        return work()
+        await self._send_options(scope)
+        return await work()
 
-    def _send_options(self, opening: Opening | None = None) -> None:
+    async def _send_options(self, scope: CancelScope | None = None) -> None:
         if self._has_ended:
             raise error(
                 ErrorCode.SANDBOX_NOT_FOUND,
@@ -87,5 +88,5 @@ class SandboxLink:
                 remedy="Use it inside the block, or take get_sandbox() for one that stays.",
             )
         if self._options is not None:
-            self.server.ask("PUT", self._path, SandboxInfo, self._options, opening=opening)
+            await self.server.ask("PUT", self._path, SandboxInfo, self._options, scope=scope)
             self._has_sent_options = True

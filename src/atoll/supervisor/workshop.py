@@ -1,9 +1,9 @@
-"""The machine of one state directory: images, disks and an engine put together.
+"""The workshop of one state directory: images, disks and an engine put together.
 
 state/     lock  atoll.db  images/  pool.btrfs  disks/ID/  lost   survives a reboot
 runtime/   agents/*.sock  nursery.log                            does not
 
-A state directory is one machine's, from its making to its close; the next sets right what a killed one left there, as
+A state directory is one workshop's, from its making to its close; the next sets right what a killed one left there, as
 soon as it is entered (`async with`).
 """
 
@@ -77,8 +77,8 @@ def told_inside(limits: Limits) -> dict[str, str]:
 logger = logging.getLogger("atoll.supervisor")
 
 
-class Machine:
-    """Makes and destroys sandboxes on this machine."""
+class Workshop:
+    """Makes and destroys the sandboxes of a state directory, on this machine."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class Machine:
         self._state, self._keep_lost = state, keep_lost
         self._keepers: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> Machine:
-        """Set right what an earlier machine left here; `inherited` then says what that was."""
+    async def __aenter__(self) -> Workshop:
+        """Set right what an earlier workshop left here; `inherited` then says what that was."""
         try:
             if not self.storage.problem():  # else that comes with the recovery
                 await self._set_right()
