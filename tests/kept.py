@@ -1,15 +1,19 @@
-"""What the database of a state directory says of its sandboxes, read and changed behind Atoll's back."""
+"""The database of a state directory, read and changed behind Atoll's back; and what a store answers at once."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from atoll.store.database import NAME
+from atoll.store.choose import open_store
+from atoll.store.keys import Keys
+from atoll.store.sqlite.database import NAME
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -41,3 +45,19 @@ def put(state: Path, sandbox: str, stage: str, record: bytes) -> None:
 def remove(state: Path, sandbox: str) -> None:
     with opened(state) as connection:
         connection.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox,))
+
+
+def at_once(verb: Coroutine[Any, Any, T]) -> T:
+    """What a verb returns that suspends nobody."""
+    try:
+        verb.send(None)
+    except StopIteration as done:
+        found: T = done.value
+        return found
+    verb.close()
+    raise AssertionError("the verb suspended whoever awaits it")
+
+
+def make_key(state: Path, name: str = "tests") -> str:
+    with closing(open_store(state)) as store:
+        return at_once(Keys(store.keys).create(name))[1]

@@ -28,7 +28,7 @@ from atoll.engine.native.cgroups import group_name, parse_mounts
 from atoll.engine.native.engine import EMBRYOS
 from atoll.engine.native.uid_ranges import UidRanges
 from atoll.engine.native.zygote import PROCESS_NAME as ZYGOTE
-from atoll.store.database import NAME as DATABASE
+from atoll.store.sqlite.database import NAME as DATABASE
 from tests import kept
 
 PATIENCE_SECONDS = 60.0  # until something counts as left behind; what ends, ends in milliseconds

@@ -24,9 +24,8 @@ from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import MAX_BYTES, MAX_CPUS, MAX_PIDS, SIZES, Limits
 from atoll.storage.directory import DirectoryStorage
 from atoll.storage.pool import PoolStorage
-from atoll.store import reserve
-from atoll.store.database import NAME, open_database
-from atoll.store.keys import Keys
+from atoll.store.sqlite import reserve
+from atoll.store.sqlite.database import NAME
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.plans import Plan, Upkeep
@@ -142,8 +141,7 @@ def lose(database: Path) -> None:
 def lose_and_make_a_key(database: Path) -> None:
     """Which makes a database, with no sandbox in it."""
     database.unlink()
-    with closing(open_database(database.parent)) as new:
-        Keys(new).create("mine")
+    kept.make_key(database.parent)
 
 
 def empty(database: Path) -> None:

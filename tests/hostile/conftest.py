@@ -16,7 +16,7 @@ from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.limits import Limits
 from atoll.storage.directory import DirectoryStorage
-from atoll.store.database import open_database
+from atoll.store.sqlite.database import open_database
 from atoll.supervisor.records import take_custody
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.client.sandbox import AsyncSandbox
-from atoll.store.database import open_database
+from atoll.store.sqlite.database import open_database
 from atoll.supervisor.records import Records
 from tests.hostile.liar import LIES, SANDBOX
 from tests.leaks import Surroundings

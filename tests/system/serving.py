@@ -21,8 +21,7 @@ from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.sandbox import AsyncSandbox
 from atoll.client.server import Server
 from atoll.protocol.sandboxes import SandboxOptions
-from atoll.store.database import open_database
-from atoll.store.keys import Keys
+from tests import kept
 
 HANG_SECONDS = 60.0  # no answer takes a tenth of it
 
@@ -90,8 +89,7 @@ class RunningServer:
         self.key = self.key or self.make_key()
 
     def make_key(self) -> str:
-        with closing(open_database(self.state)) as database:
-            return Keys(database).create("tests")[1]
+        return kept.make_key(self.state)
 
     async def kill(self) -> None:
         await self.end(signal.SIGKILL)

@@ -24,7 +24,7 @@ from atoll.protocol.messages import AnyCall
 from atoll.protocol.processes import ListProcesses
 from atoll.protocol.sandboxes import SandboxState, UpkeepChanges
 from atoll.protocol.terminals import ListTerminals
-from atoll.store.database import Database, open_database
+from atoll.store.sqlite.database import Database, open_database
 from atoll.store.timeline import Timeline
 from atoll.supervisor import actor as actor_module
 from atoll.supervisor import agent_link

@@ -20,7 +20,7 @@ import pytest
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import MAX_SANDBOXES_PER_PAGE, SandboxQuery
-from atoll.store.database import open_database
+from atoll.store.sqlite.database import open_database
 from atoll.store.timeline import Timeline
 from atoll.supervisor.plans import Upkeep
 from atoll.supervisor.records import Records, SandboxRecord

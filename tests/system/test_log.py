@@ -10,13 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from atoll.store.database import open_database
-from atoll.store.keys import Keys
+from tests import kept
 from tests.client.peers import ContractServer
 from tests.leaks import Surroundings
 from tests.system.serving import RunningServer
@@ -117,8 +115,7 @@ async def test_a_refused_key_is_a_line_that_nobody_can_forge(logging_server: Run
 
 
 async def test_a_key_with_an_odd_name_stays_on_its_line(logging_server: RunningServer) -> None:
-    with closing(open_database(logging_server.state)) as database:
-        _, key = Keys(database).create("odd\n\x1b[31m")
+    key = kept.make_key(logging_server.state, "odd\n\x1b[31m")
     headers = {"Authorization": f"Bearer {key}"}
     assert (await logging_server.ask("PUT", "/v1/sandboxes/odd", {}, tcp=True, headers=headers)).status == 201
     assert (await entry(logging_server, event="created", sandbox="odd"))["by"].endswith("(odd\n\x1b[31m)")

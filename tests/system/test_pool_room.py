@@ -22,7 +22,7 @@ from atoll.storage import growth, headroom
 from atoll.storage.examination import check_pool
 from atoll.storage.failures import is_read_only
 from atoll.storage.pool import MIN_POOL, PoolStorage
-from atoll.store.database import open_database
+from atoll.store.sqlite.database import open_database
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.agent_link import AgentLink

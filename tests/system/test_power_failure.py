@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from atoll.storage.pool import PoolStorage
-from atoll.store.database import NAME, open_database
 from atoll.store.moments import boot_id
+from atoll.store.sqlite.database import NAME, open_database
 from atoll.supervisor.reconcile import Decision, Ground, Restore, Undo, decide, look_at_disks
 from atoll.supervisor.records import Records, Row, Stage
 from atoll.supervisor.workshop import Workshop

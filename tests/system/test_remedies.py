@@ -23,8 +23,8 @@ from atoll.images.host import HostImage
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.server import run  # noqa: F401
 from atoll.server.routes import ROUTES
-from atoll.store import keys  # noqa: F401
-from atoll.store.database import MIGRATIONS, NAME, Database, fold_log, open_database
+from atoll.store import choose, keys  # noqa: F401
+from atoll.store.sqlite.database import MIGRATIONS, NAME, Database, fold_log, open_database
 from tests.system.serving import RunningServer
 from tests.unit.test_host_image import host
 

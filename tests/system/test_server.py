@@ -31,8 +31,8 @@ from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind, encode_frame
 from atoll.protocol.messages import encode_message
 from atoll.protocol.sandboxes import SandboxEvent, SandboxOptions, SandboxState
-from atoll.store.database import open_database
-from atoll.store.keys import Keys
+from atoll.store.choose import open_store
+from atoll.store.keys import Keys, id_of
 from tests import kept
 from tests.system.conftest import serving
 from tests.system.serving import HANG_SECONDS, Answer, RunningServer, connect_unix, wait_for_end
@@ -389,9 +389,10 @@ async def test_a_key_that_was_deleted_opens_nothing(server: RunningServer) -> No
     key = server.make_key()
     headers = {"Authorization": f"Bearer {key}"}
     assert (await server.ask("GET", "/v1/server", tcp=True, headers=headers)).status == 200
-    with closing(open_database(server.state)) as database:
-        keys = Keys(database)
-        assert any(keys.delete(info.id) for info in keys.list() if key[6:].startswith(info.id))
+    with closing(open_store(server.state)) as store:
+        keys = Keys(store.keys)
+        assert await keys.delete(id_of(key))
+        assert id_of(key) not in {info.id for info in await keys.list()}
     assert (await server.ask("GET", "/v1/server", tcp=True, headers=headers)).status == 401
 
 

@@ -15,7 +15,7 @@ import pytest
 from atoll.engine.native.handles import NativeHandle, ProcessIdentity
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.store.database import NAME, Database, open_database
+from atoll.store.sqlite.database import NAME, Database, open_database
 from atoll.supervisor.record_files import take_over_files
 from atoll.supervisor.records import Records, Row, Stage, decode_record
 from tests import kept
@@ -25,7 +25,7 @@ from tests.unit.test_reconcile import ONE, TWO, record
 KILLED_AT_EVERY_LINE = """
 import itertools, os, shutil, signal, sys
 from pathlib import Path
-from atoll.store.database import open_database
+from atoll.store.sqlite.database import open_database
 from atoll.supervisor import record_files
 
 def take_over(state, line):

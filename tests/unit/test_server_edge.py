@@ -21,8 +21,8 @@ from atoll.server.openapi import document
 from atoll.server.routes import ROUTES
 from atoll.server.run import is_listened_on, listen_on_path, listening, make_server
 from atoll.server.settings import Settings
-from atoll.store.database import open_database
 from atoll.store.keys import Keys
+from atoll.store.sqlite.store import SqliteStore
 from atoll.store.timeline import Timeline
 from atoll.supervisor.roster import Roster
 
@@ -79,9 +79,14 @@ def test_what_is_not_surely_the_unix_socket_needs_a_key(server: object, expected
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Iterator[Keys]:
-    with closing(open_database(tmp_path)) as database:
-        yield Keys(database)
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with closing(SqliteStore(tmp_path)) as store:
+        yield store
+
+
+@pytest.fixture
+def keys(store: SqliteStore) -> Keys:
+    return Keys(store.keys)
 
 
 async def pass_gate(
@@ -119,7 +124,7 @@ async def pass_gate(
     ],
 )
 async def test_the_address_that_was_connected_to_is_a_name_of_the_server(keys: Keys, host: str, status: int) -> None:
-    _, key = keys.create("mine")
+    _, key = await keys.create("mine")
     assert (await pass_gate(keys, host=host, key=key))[0] == status
 
 
@@ -140,12 +145,14 @@ async def test_the_connection_of_a_stranger_is_not_kept(keys: Keys, path: str) -
 
 
 async def test_the_connection_of_a_client_with_a_key_is_kept(keys: Keys) -> None:
-    _, key = keys.create("mine")
+    _, key = await keys.create("mine")
     assert b"connection" not in (await pass_gate(keys, key=key))[1]
 
 
-def test_what_a_client_says_of_itself_in_a_proxys_headers_is_not_taken(keys: Keys, tmp_path: Path) -> None:
-    roster = Roster(None, Timeline(keys._database))  # type: ignore[arg-type]
+def test_what_a_client_says_of_itself_in_a_proxys_headers_is_not_taken(
+    store: SqliteStore, keys: Keys, tmp_path: Path
+) -> None:
+    roster = Roster(None, Timeline(store.database))  # type: ignore[arg-type]
     config = make_server(Settings(state=tmp_path, runtime=tmp_path), roster, keys).config
     config.load()
     assert isinstance(config.loaded_app, Gate)  # with nothing in front of it

@@ -1,4 +1,4 @@
-"""What is kept in the database: keys as digests, timelines of bounded length, tables that move on."""
+"""The database of the SQLite store: timelines of bounded length, tables that move on, damage that is told."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import pytest
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import STATE_CHANGES
-from atoll.store import database, timeline
-from atoll.store.database import MIGRATIONS, NAME, Database, fold_log, keep_log_short, open_database
+from atoll.store import timeline
 from atoll.store.keys import Keys
+from atoll.store.sqlite import database
+from atoll.store.sqlite.database import MIGRATIONS, NAME, Database, fold_log, keep_log_short, open_database
+from atoll.store.sqlite.keys import SqliteKeys
 from atoll.store.timeline import Timeline
+from tests import kept
 
 A, B = SandboxId("a"), SandboxId("b")
 
@@ -24,45 +27,6 @@ A, B = SandboxId("a"), SandboxId("b")
 def store(tmp_path: Path) -> Iterator[Database]:
     with closing(open_database(tmp_path)) as connection:
         yield connection
-
-
-def test_a_key_is_found_and_no_other(store: Database) -> None:
-    keys = Keys(store)
-    info, key = keys.create("mine")
-    other, _ = keys.create("other")
-    assert keys.find(key) == info
-    assert [keys.find(wrong) for wrong in ("", key[:-1], key + "a", info.id, "\udcff")] == [None] * 5
-    assert keys.list() == [info, other]
-
-
-def test_a_key_is_kept_as_a_digest_alone(store: Database, tmp_path: Path) -> None:
-    _, key = Keys(store).create("mine")
-    kept = b"".join(path.read_bytes() for path in tmp_path.glob("atoll.db*"))
-    assert key[-20:].encode() not in kept
-    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
-
-
-def test_every_key_is_compared_in_constant_time(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = Keys(store)
-    _, first = keys.create("first")
-    keys.create("second")
-    compared = []
-
-    def compare(stored: bytes, given: bytes) -> bool:
-        compared.append(stored)
-        return stored == given
-
-    monkeypatch.setattr("hmac.compare_digest", compare)
-    keys.find(first)
-    assert len(compared) == 2
-
-
-def test_a_deleted_key_is_gone_and_twice_is_fine(store: Database) -> None:
-    keys = Keys(store)
-    info, key = keys.create("mine")
-    assert keys.delete(info.id)
-    assert not keys.delete(info.id)
-    assert keys.find(key) is None
 
 
 def test_a_timeline_is_numbered_by_sandbox_and_read_from_where_one_was(store: Database) -> None:
@@ -163,9 +127,9 @@ def test_the_end_of_what_a_killed_server_destroyed_is_noted(store: Database) -> 
 
 def test_what_was_written_is_there_the_next_time(tmp_path: Path) -> None:
     with closing(open_database(tmp_path)) as connection:
-        _, key = Keys(connection).create("mine")
+        kept.at_once(Keys(SqliteKeys(connection)).create("mine"))
     with closing(open_database(tmp_path)) as connection:
-        assert Keys(connection).find(key)
+        assert [one.name for one in kept.at_once(Keys(SqliteKeys(connection)).list())] == ["mine"]
         assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
 
 
@@ -261,18 +225,18 @@ def write_much(store: Database) -> None:
 
 def test_damage_that_is_met_on_the_way_is_a_typed_error(tmp_path: Path) -> None:
     with closing(open_database(tmp_path)) as connection:
-        keys, line = Keys(connection), Timeline(connection)
+        keys, line = Keys(SqliteKeys(connection)), Timeline(connection)
         for _ in range(200):
-            _, key = keys.create("x" * 500)
+            _, key = kept.at_once(keys.create("x" * 500))
             line.add(A, "env_changed", cause="x" * 500, by="me")
         fold_log(tmp_path / NAME)
         damage(connection, "keys")
         damage(connection, "events")
     with closing(open_database(tmp_path)) as connection:
-        keys, line = Keys(connection), Timeline(connection)
+        keys, line = Keys(SqliteKeys(connection)), Timeline(connection)
         for ask in (
-            lambda: keys.find(key),
-            keys.list,
+            lambda: kept.at_once(keys.find(key)),
+            lambda: kept.at_once(keys.list()),
             lambda: line.since(A, 0),
             lambda: line.latest(A, {"created"}),
         ):

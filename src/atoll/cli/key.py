@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -61,7 +62,7 @@ def create(name: str, state_dir: Path, as_json: bool) -> None:
     if not name or not is_printable(name):
         raise click.BadParameter(f"{name!r} is no name that can be printed.", param_hint="NAME")
     with opened(state_dir) as keys:
-        info, secret = keys.create(name)
+        info, secret = asyncio.run(keys.create(name))
     if as_json:
         print_document(NewKey(id=info.id, name=info.name, key=secret))
     else:
@@ -75,7 +76,7 @@ def create(name: str, state_dir: Path, as_json: bool) -> None:
 def ls(state_dir: Path, as_json: bool) -> None:
     """List the keys there are, by the beginning of each."""
     with opened(state_dir) as keys:
-        found = keys.list()
+        found = asyncio.run(keys.list())
     if as_json:
         print_document(KeyList(keys=[*found]))
     elif found:
@@ -95,7 +96,7 @@ def rm(key_id: str, state_dir: Path, as_json: bool) -> None:
     """Take a key away. Whoever has it is not let in any more."""
     with opened(state_dir) as keys:
         # Unlike a sandbox that is gone already: whoever mistypes an id must not believe that its key is.
-        if not keys.delete(key_id):
+        if not asyncio.run(keys.delete(key_id)):
             remedy = "`atoll key ls` shows those there are."
             raise error(ErrorCode.KEY_NOT_FOUND, f"there is no key {key_id!r:.100}", remedy=remedy)
     if as_json:
@@ -105,12 +106,12 @@ def rm(key_id: str, state_dir: Path, as_json: bool) -> None:
 @contextmanager
 def opened(state: Path) -> Iterator[Keys]:
     check_system("`atoll key`")
-    from atoll.store.database import open_database  # where the server is, and nowhere else
+    from atoll.store.choose import open_store  # where the server is, and nowhere else
     from atoll.store.keys import Keys
 
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as cause:
         raise cannot_write(str(state), cause) from cause
-    with closing(open_database(state)) as database:
-        yield Keys(database)
+    with closing(open_store(state)) as store:
+        yield Keys(store.keys)

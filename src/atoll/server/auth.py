@@ -48,7 +48,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            scope["caller"] = Caller(self._identify(scope), MUST_EXIST_HEADER in scope["headers"])
+            scope["caller"] = Caller(await self._identify(scope), MUST_EXIST_HEADER in scope["headers"])
         except AtollError as problem:
             told = about(code=problem.code.value)
             self._refused.log(logging.WARNING, "%s was refused: %s", _asker(scope), problem.message, extra=told)
@@ -58,7 +58,7 @@ class Gate:
             return
         await self._app(scope, receive, send if scope["caller"].name else closing(send))
 
-    def _identify(self, scope: Scope) -> str:
+    async def _identify(self, scope: Scope) -> str:
         if is_unix(scope):
             return LOCAL
         check_heads(scope["headers"])
@@ -74,7 +74,7 @@ class Gate:
                 "this request has no API key, and this server takes none without",
                 remedy="Make one with `atoll key create`, and set ATOLL_API_KEY, or send Authorization: Bearer KEY.",
             )
-        found = self._keys.find(key)
+        found = await self._keys.find(key)
         if found is None:
             raise error(
                 ErrorCode.INVALID_API_KEY,

@@ -67,7 +67,7 @@ async def _serve(settings: Settings) -> None:
     raise_file_limit()
     async with workshop, Roster(workshop, Timeline(workshop.database)) as roster:
         log_inherited(workshop.inherited)
-        server = make_server(settings, roster, Keys(workshop.database))
+        server = make_server(settings, roster, Keys(workshop.store.keys))
         with listening(settings) as sockets:
             logger.info("process %d serves %s", os.getpid(), settings.state)
             logger.info("ready on %s", ", ".join(map(_name, sockets)))

@@ -1,1 +1,1 @@
-"""The database of a state directory: sandboxes, what happened to them, and API keys."""
+"""What is kept: sandboxes, what happened to them, and API keys."""

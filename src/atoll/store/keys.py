@@ -9,10 +9,12 @@ import hashlib
 import hmac
 import secrets
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from atoll.store.database import Database
+if TYPE_CHECKING:
+    from atoll.store.base import KeyRows
 
 PREFIX = "atoll_"
 ID_LENGTH = 8
@@ -26,33 +28,38 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class Keys:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class KeptKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as a store keeps it."""
 
-    def create(self, name: str) -> tuple[KeyInfo, str]:
+    info: KeyInfo
+    digest: bytes
+
+
+class Keys:
+    """The keys of a store."""
+
+    def __init__(self, rows: KeyRows) -> None:
+        self._rows = rows
+
+    async def create(self, name: str) -> tuple[KeyInfo, str]:
         """The key itself is never seen again."""
         key = PREFIX + secrets.token_hex(32)  # no hyphen, which would make an id look like an option
         info = KeyInfo(id=id_of(key), name=name, created_at=datetime.now(UTC))
-        values = (info.id, info.name, _digest(key), info.created_at.isoformat())
-        self._database.execute("INSERT INTO keys VALUES (?, ?, ?, ?)", values)
+        await self._rows.add(KeptKey(info=info, digest=_digest(key)))
         return info, key
 
-    def list(self) -> list[KeyInfo]:
-        rows = self._database.execute("SELECT id, name, created_at FROM keys ORDER BY created_at")
-        return [
-            KeyInfo(id=id_, name=name, created_at=datetime.fromisoformat(created_at)) for id_, name, created_at in rows
-        ]
+    async def list(self) -> list[KeyInfo]:
+        return [kept.info for kept in await self._rows.all()]
 
-    def delete(self, key_id: str) -> bool:
-        return self._database.execute("DELETE FROM keys WHERE id = ?", (key_id,)).rowcount > 0
+    async def delete(self, key_id: str) -> bool:
+        return await self._rows.remove(key_id)
 
-    def find(self, key: str) -> KeyInfo | None:
+    async def find(self, key: str) -> KeyInfo | None:
         """Whose key this is. Every key is compared, each in constant time."""
         digest, found = _digest(key), None
-        for id_, name, created_at, stored in self._database.execute("SELECT id, name, created_at, digest FROM keys"):
-            if hmac.compare_digest(stored, digest):
-                found = KeyInfo(id=id_, name=name, created_at=datetime.fromisoformat(created_at))
+        for kept in await self._rows.all():
+            if hmac.compare_digest(kept.digest, digest):
+                found = kept.info
         return found
 
 

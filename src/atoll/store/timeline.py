@@ -17,8 +17,8 @@ import msgspec
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import STATE_CHANGES, SandboxEvent
 from atoll.store import moments
-from atoll.store.database import Database
 from atoll.store.moments import UNKNOWN_BOOT, Moment
+from atoll.store.sqlite.database import Database
 
 MAX_EVENTS = 1_000
 MAX_RETIRED = 1_000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from atoll.protocol.errors import cannot_write
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
-from atoll.store.database import Database
+from atoll.store.sqlite.database import Database
 from atoll.supervisor.records import Stage, check_table, decode_record, take_custody
 
 DIRECTORY, TAKEN_OVER = "records", "records.taken-over"

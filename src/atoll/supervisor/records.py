@@ -26,7 +26,7 @@ from atoll.engine.base import LiveSandbox
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
-from atoll.store.database import Database, unusable
+from atoll.store.sqlite.database import Database, unusable
 from atoll.supervisor.earlier_records import in_todays_words
 from atoll.supervisor.plans import Upkeep
 

@@ -30,8 +30,9 @@ from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import DEFAULT_IMAGE, LostSandbox, SandboxOptions
 from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
-from atoll.store.database import keep_log_short, open_database
 from atoll.store.moments import boot_id
+from atoll.store.sqlite.database import keep_log_short
+from atoll.store.sqlite.store import SqliteStore
 from atoll.store.timeline import Timeline
 from atoll.supervisor import lost
 from atoll.supervisor.disk_records import Mark, encode
@@ -103,8 +104,9 @@ class Workshop:
             self.images = images or ImageCatalog(state / "images")
             self.storage: Storage = storage or STORAGES[kind.disks](state, overcommit=disk_overcommit)
             undo.callback(self.storage.close)
-            self.database = open_database(state)
-            undo.callback(self.database.close)
+            self.store = SqliteStore(state)
+            undo.callback(self.store.close)
+            self.database = self.store.database
             take_over_files(state, self.database)
             self._records = Records(self.database, has_unrecorded=has_unrecorded(self.storage))
             settings = EngineSettings(state=state, runtime=runtime, keep_host_settings=keep_file_max)
@@ -138,7 +140,7 @@ class Workshop:
         """Let go of everything, whatever fails on the way. Sandboxes run on."""
         async with AsyncExitStack() as rest:  # the last first
             rest.callback(self._lock.release)
-            rest.callback(self.database.close)
+            rest.callback(self.store.close)
             rest.callback(self.storage.close)
             rest.push_async_callback(self.engine.close)
             for keeper in self._keepers:

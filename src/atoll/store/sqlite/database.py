@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error, not_yours
-from atoll.store.reserve import reserve_room
+from atoll.store.sqlite.reserve import reserve_room
 
 NAME = "atoll.db"
 BUSY_SECONDS = 10.0

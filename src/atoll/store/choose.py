@@ -1,0 +1,17 @@
+"""The choice of a store: the one place that knows which there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.store.sqlite.store import SqliteStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from atoll.store.base import Store
+
+
+def open_store(state: Path) -> Store:
+    """The store of the machine whose state directory this is, made or brought up to date where it must be."""
+    return SqliteStore(state)
