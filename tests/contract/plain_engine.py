@@ -23,7 +23,7 @@ import msgspec
 
 from atoll.agent.commands.process_tree import ProcessStat, parse_stat
 from atoll.agent.secret import BYTES
-from atoll.engine.base import Capability, Event, EventKind, LiveSandbox, SandboxSpec, Usage
+from atoll.engine.base import Capability, Event, EventKind, LiveSandbox, SandboxSpec, Usage, out_of_reach, require
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.versions import PROTOCOL_VERSION
 from atoll.supervisor.agent_link import AgentLink
@@ -53,6 +53,7 @@ class Held:
 
 
 class PlainEngine:
+    name = "plain"
     isolation = "none: processes of the host"
     capabilities: frozenset[Capability] = frozenset()
 
@@ -70,7 +71,9 @@ class PlainEngine:
         assert found
         handle = Handle(pid=pid, start_time=found.start_time, port=port, secret=secret.hex())
         text = msgspec.json.encode(handle).decode()
-        sandbox = LiveSandbox(id=spec.id, handle=text, generation=spec.generation, protocol=PROTOCOL_VERSION)
+        sandbox = LiveSandbox(
+            id=spec.id, engine=self.name, handle=text, generation=spec.generation, protocol=PROTOCOL_VERSION
+        )
         self._held[text] = Held(os.pidfd_open(pid), keeper)
         try:
             async with AgentLink(partial(self.connect, sandbox)) as link:
@@ -102,13 +105,22 @@ class PlainEngine:
         with os.fdopen(told) as report_of_holder:
             return keeper, int(report_of_holder.read())
 
+    def why_out_of_reach(self, left: LiveSandbox) -> AtollError | None:
+        is_ours = left.engine == self.name and decode(left) is not None
+        return out_of_reach(left, self.name) if left.handle and not is_ours else None
+
+    def _read(self, left: LiveSandbox) -> Handle | None:
+        if problem := self.why_out_of_reach(left):
+            raise problem
+        return decode(left)
+
     async def keep(self, sandbox: LiveSandbox) -> None:
         held = self._held.get(sandbox.handle)
         if held and held.keeper is not None:
             os.write(held.keeper, b"k")
 
     async def adopt(self, left: LiveSandbox) -> LiveSandbox | None:
-        handle = decode(left)
+        handle = self._read(left)
         if handle is None or left.handle in self._held:
             return left if handle and is_running(handle) else None
         try:
@@ -122,7 +134,7 @@ class PlainEngine:
         return left
 
     async def is_running(self, left: LiveSandbox) -> bool:
-        handle = decode(left)
+        handle = self._read(left)
         return handle is not None and is_running(handle)
 
     async def release(self, sandbox: LiveSandbox) -> None:
@@ -184,7 +196,7 @@ class PlainEngine:
         return peer
 
     async def freeze(self, sandbox: LiveSandbox) -> None:
-        raise _cannot("freeze")
+        require(self, Capability.FREEZE)
 
     async def thaw(self, sandbox: LiveSandbox) -> None:
         """It never stands still."""
@@ -247,7 +259,3 @@ def processes_beside(pid: int) -> list[tuple[int, int]]:
                 words = (entry / "stat").read_text().rpartition(")")[2].split()
                 found.append((int(words[11]) + int(words[12]), int(words[21])))
     return found
-
-
-def _cannot(what: str) -> AtollError:
-    return error(ErrorCode.NOT_AVAILABLE_YET, f"this engine cannot {what}", remedy="Use one that can.")

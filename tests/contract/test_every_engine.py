@@ -15,19 +15,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.engine.base import Capability, Engine, Event, EventKind, LiveSandbox
+from atoll.engine.base import Capability, Engine, Event, EventKind, LiveSandbox, require
 from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.protocol.sandboxes import SandboxState
+from atoll.protocol.sandboxes import SandboxEvent, SandboxState, UpkeepChanges
 from atoll.store.timeline import Timeline
-from atoll.supervisor.actor import Caller
+from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink, link_to
 from atoll.supervisor.info import describe
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
+from atoll.supervisor.upkeep import set_upkeep
 from atoll.supervisor.workshop import Workshop
 from tests.contract.plain_engine import PlainEngine
 
@@ -213,12 +214,79 @@ async def test_one_whose_maker_is_killed_lives_on_if_it_is_on_record(opened: Ope
         assert not workshop.storage.names()
 
 
-async def test_a_handle_that_it_did_not_write_is_of_none_that_runs(workshop: Workshop) -> None:
+async def test_one_that_never_was_started_does_not_run(workshop: Workshop) -> None:
+    never = LiveSandbox(id=ONE, engine="", handle="", generation="")
+    assert workshop.engine.why_out_of_reach(never) is None
+    assert await workshop.engine.adopt(never) is None and not await workshop.engine.is_running(never)
+
+
+async def test_a_handle_that_it_cannot_read_says_nothing_of_whether_it_runs(workshop: Workshop) -> None:
     live = await make(workshop)
-    for handle in ("", "pod/one", "{}", "\udc80", live.handle[:-5]):
-        other = msgspec.structs.replace(live, handle=handle)
-        assert await workshop.engine.adopt(other) is None and not await workshop.engine.is_running(other)
+    others = [msgspec.structs.replace(live, handle=handle) for handle in ("pod/one", "{}", "\udc80", live.handle[:-5])]
+    for other in (*others, msgspec.structs.replace(live, engine="pods")):
+        assert workshop.engine.why_out_of_reach(other)
+        for ask in (workshop.engine.adopt, workshop.engine.is_running):
+            with pytest.raises(AtollError) as caught:
+                await ask(other)
+            assert caught.value.code is ErrorCode.SANDBOX_OUT_OF_REACH and caught.value.remedy
     await workshop.destroy(live)
+
+
+async def test_settling_ends_nothing_that_one_of_an_unreadable_handle_may_be(opened: Open) -> None:
+    async with opened() as first:
+        live = await make(first)
+    async with opened() as second:
+        unreadable = msgspec.structs.replace(live, handle=live.handle[:-5])
+        await second.engine.settle([unreadable], are_all=True)
+        assert await second.engine.is_running(live)
+        await second.destroy(await second.adopt("one"))
+
+
+@pytest.mark.parametrize("started_by", ENGINES)
+async def test_one_that_another_engine_started_is_left_alone_until_that_is_back(
+    tmp_path: Path, busybox_root: Path, started_by: str
+) -> None:
+    other = next(name for name in ENGINES if name != started_by)
+
+    def opened(engine: str) -> Workshop:
+        return Workshop(tmp_path / "state", tmp_path / "run", engine=ENGINES[engine](tmp_path))
+
+    async with opened(started_by) as first:
+        first.images.add("busybox", busybox_root)
+        live = await make(first)
+        await run(first, live, "mkdir -p /srv; echo kept >/srv/f")
+    async with opened(other) as second, Roster(second, Timeline(second.database)) as roster:
+        assert second.inherited == Inherited(out_of_reach=(ONE,))
+        actor = roster.actor("one")
+        info = describe(actor)
+        assert info.state is SandboxState.RUNNING and started_by in info.cause
+        assert not roster.is_needed
+        for refused in (
+            actor.do(ME, AgentLink.ping),
+            actor.ensure(Plan(image="busybox"), ME),
+            actor.sleep(ME),
+            actor.sleep(ME, stop=True),
+            actor.destroy(ME),
+        ):
+            with pytest.raises(AtollError) as caught:
+                await refused
+            assert caught.value.code is ErrorCode.SANDBOX_OUT_OF_REACH and caught.value.context["sandbox"] == "one"
+        assert [event.what for event in actor.events(0)] == ["created"]
+    async with opened(started_by) as third:
+        assert third.inherited == Inherited(running=(ONE,))
+        again = await third.adopt("one")
+        assert again.handle == live.handle and await run(third, again, "cat /srv/f") == "kept"
+        await third.destroy(again)
+        assert not third.storage.names()
+
+
+async def test_one_that_another_engine_started_has_ended_with_the_boot_it_was_started_in(workshop: Workshop) -> None:
+    live = await make(workshop)
+    await workshop.stop(live)
+    workshop.update(workshop.record(ONE), engine="pods", handle="pod/one", boot_id="another")
+    again = await workshop.start(ONE)
+    assert workshop.record(ONE).engine == again.engine == workshop.engine.name
+    await workshop.destroy(again)
 
 
 async def test_a_process_that_got_the_number_of_another_is_not_taken_for_it(workshop: Workshop) -> None:
@@ -284,6 +352,57 @@ async def test_nothing_is_started_while_it_is_at_rest_and_all_goes_on(workshop: 
         assert await run(workshop, live, "echo x") == "x"
     assert workshop.engine.isolation
     await workshop.destroy(live)
+
+
+async def test_one_that_nobody_uses_is_frozen_or_else_stopped_and_its_files_are_kept(workshop: Workshop) -> None:
+    can_freeze = Capability.FREEZE in workshop.engine.capabilities
+    async with Roster(workshop, Timeline(workshop.database)) as roster:
+        actor = roster.actor("one")
+        await actor.ensure(Plan(image="busybox"), ME)
+        write = Exec(argv=["sh", "-c", "mkdir -p /srv; echo kept >/srv/f"])
+        await actor.do(ME, lambda link: link.run(write))
+        asleep = next_event(actor, "frozen" if can_freeze else "stopped")
+        await set_upkeep(actor, UpkeepChanges(sleep_after=0.01), ME)
+        assert "nobody used it" in (await asleep).cause
+        assert describe(actor).state is (SandboxState.FROZEN if can_freeze else SandboxState.STOPPED)
+        found = await actor.do(ME, lambda link: link.run(Exec(argv=["cat", "/srv/f"])))
+        assert found.stdout == b"kept\n"
+        await actor.destroy(ME)
+
+
+def next_event(actor: SandboxActor, what: str) -> asyncio.Task[SandboxEvent]:
+    async def wait() -> SandboxEvent:
+        async for event in actor.follow(0):
+            if event.what == what:
+                return event
+        raise AssertionError(f"it ended without {what}")
+
+    return asyncio.create_task(wait())
+
+
+async def test_whoever_asks_for_sleep_is_told_if_the_engine_can_only_stop(workshop: Workshop) -> None:
+    async with Roster(workshop, Timeline(workshop.database)) as roster:
+        actor = roster.actor("one")
+        await actor.ensure(Plan(image="busybox"), ME)
+        if Capability.FREEZE in workshop.engine.capabilities:
+            await actor.sleep(ME)
+            assert describe(actor).state is SandboxState.FROZEN
+        else:
+            with pytest.raises(AtollError) as caught:
+                await actor.sleep(ME)
+            assert caught.value.code is ErrorCode.NOT_AVAILABLE_YET and "sleep(stop=True)" in caught.value.remedy
+            assert describe(actor).state is SandboxState.RUNNING, "nothing is lost by asking"
+        await actor.sleep(ME, stop=True)
+        await actor.sleep(ME)
+        assert describe(actor).state is SandboxState.STOPPED
+        await actor.destroy(ME)
+
+
+async def test_what_an_engine_cannot_do_is_a_typed_error(workshop: Workshop) -> None:
+    for capability in set(Capability) - workshop.engine.capabilities:
+        with pytest.raises(AtollError) as caught:
+            require(workshop.engine, capability)
+        assert caught.value.code is ErrorCode.NOT_AVAILABLE_YET and caught.value.remedy
 
 
 async def test_the_roster_works_with_it(workshop: Workshop) -> None:

@@ -24,6 +24,7 @@ from atoll.protocol.messages import AnyCall
 from atoll.protocol.processes import ListProcesses
 from atoll.protocol.sandboxes import SandboxState, UpkeepChanges
 from atoll.protocol.terminals import ListTerminals
+from atoll.store.moments import boot_id
 from atoll.store.sqlite.database import Database, open_database
 from atoll.store.timeline import Timeline
 from atoll.supervisor import actor as actor_module
@@ -72,7 +73,7 @@ async def test_a_sandbox_that_ends_before_it_is_watched_is_stopped_and_starts_ag
 ) -> None:
     await actor.ensure(Plan(), ME)
     os.kill(first_process(workshop, actor), signal.SIGKILL)
-    live = workshop.record(actor.name).to_live()
+    live = workshop.record(actor.name).to_live(boot_id())
     with pytest.raises(FileNotFoundError):  # its group is gone; until then nobody else gets a turn
         while workshop.engine.is_frozen(live) is not None:
             time.sleep(0.001)  # noqa: ASYNC251

@@ -142,6 +142,16 @@ def test_what_could_not_be_done_is_put_off_and_its_time_stays_what_it_was() -> N
     assert life.deadline == 1012.0 + PUT_OFF_SECONDS
 
 
+def test_what_no_engine_can_freeze_is_stopped_instead() -> None:
+    life = replace(RUNNING, can_freeze=False)
+    assert life.due(1010.0) == Due(
+        Event.BE_STOPPED, "nobody used it for 10 seconds, and its engine cannot freeze it", ATOLL
+    )
+    assert step(life, Event.BE_FROZEN, 1010.0) == (life, None)
+    told = life.told_to_sleep("me").due(1001.0)
+    assert told and told.event is Event.BE_STOPPED and told.by == "me"
+
+
 def test_one_that_slept_before_this_server_goes_on_counting() -> None:
     asleep, _ = step(replace(RUNNING, state=State.STOPPED), Event.STANDS_STILL, 4950.0)
     assert asleep.deadline == 5050.0
@@ -184,6 +194,7 @@ class World:
             assert self.live == 0, "two on one disk"
             assert self.is_on_record is (effect is Effect.START)
         if effect is Effect.FREEZE:
+            assert self.life.can_freeze
             assert not self.users, "in use, and put to sleep"
         if effect in (Effect.FREEZE, Effect.THAW, Effect.STOP, Effect.END, Effect.DESTROY):
             assert self.live == 1
@@ -328,20 +339,24 @@ def happen(world: World, what: str, *values: object) -> None:
 
 
 @settings(max_examples=500)
-@given(st.lists(happenings, max_size=60))
-def test_whatever_happens_in_whatever_order_the_rules_hold(schedule: list[tuple[str, object]]) -> None:
+@given(st.lists(happenings, max_size=60), st.booleans())
+def test_whatever_happens_in_whatever_order_the_rules_hold(
+    schedule: list[tuple[str, object]], can_freeze: bool
+) -> None:
     world = World()
+    world.life = replace(world.life, can_freeze=can_freeze)
     for what, *values in schedule:
         happen(world, what, *values)
         world.check()
 
 
 @settings(max_examples=300)
-@given(st.lists(happenings, max_size=40), st.booleans(), st.booleans())
+@given(st.lists(happenings, max_size=40), st.booleans(), st.booleans(), st.booleans())
 def test_a_deadline_that_was_acted_upon_is_not_in_the_past_once_more(
-    schedule: list[tuple[str, object]], fails: bool, is_done: bool
+    schedule: list[tuple[str, object]], fails: bool, is_done: bool, can_freeze: bool
 ) -> None:
     world = World()
+    world.life = replace(world.life, can_freeze=can_freeze)
     for what, *values in schedule:
         happen(world, what, *values)
     while world.doing:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.handles import NativeHandle, ProcessIdentity
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
@@ -239,6 +240,7 @@ def test_a_record_of_before_handles_is_read_into_the_words_of_today() -> None:
         agent_socket="/run/atoll/agents/one-2.sock",
     )
     assert (found.generation, found.boot_id) == ("5f0c 4711 815", "5f0c")
+    assert found.engine == NativeEngine.name
     assert (found.revision, found.env, found.upkeep.keep_alive) == (7, {"A": None}, True)
     assert decode_record(msgspec.json.encode(found), ONE) == found, "and written as today"
 
@@ -246,7 +248,13 @@ def test_a_record_of_before_handles_is_read_into_the_words_of_today() -> None:
 def test_one_of_before_handles_that_was_never_started_has_none() -> None:
     content = msgspec.json.decode(BEFORE_HANDLES) | {"process": {"pid": 0, "start_time": 0, "boot_id": ""}}
     found = decode_record(msgspec.json.encode(content), ONE)
-    assert (found.handle, found.generation, found.boot_id) == ("", "", "")
+    assert (found.engine, found.handle, found.generation, found.boot_id) == ("", "", "", "")
+
+
+def test_one_of_before_there_were_several_engines_is_of_the_only_one() -> None:
+    content = msgspec.json.decode(msgspec.json.encode(decode_record(BEFORE_HANDLES, ONE)))
+    del content["engine"]
+    assert decode_record(msgspec.json.encode(content), ONE) == decode_record(BEFORE_HANDLES, ONE)
 
 
 @pytest.mark.parametrize("process", [None, [], {}, {"pid": 1}, "x"])

@@ -5,7 +5,9 @@ Rules:
 2. What an engine must remember of a sandbox to find it again is in its `handle`, as text that nobody else reads. It is
    kept with the sandbox's record as it is, for years: an engine reads the handles of its earlier versions.
 3. What only a process can hold, such as descriptors, the engine keeps to itself, by handle, until `release` or `stop`.
-4. `connect` gives a way to the agent that is open to nobody inside. How that is known is the engine's: by who a peer is
+4. A handle that it cannot read, as another engine wrote it, says nothing of whether a sandbox runs: `adopt` and
+   `is_running` raise SANDBOX_OUT_OF_REACH. Whoever took that for a no would start a second one on the same disk.
+5. `connect` gives a way to the agent that is open to nobody inside. How that is known is the engine's: by who a peer is
    where the kernel says so, by a secret where the agent is far.
 """
 
@@ -20,6 +22,7 @@ from typing import Protocol
 
 import msgspec
 
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.protocol.rootfs import Rootfs
@@ -40,11 +43,13 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
 class LiveSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """A sandbox that was started. `generation` tells this time from every other that its id was or will be.
 
-    `handle` is what its engine finds it by; empty for one that never was started. `protocol` is the version that its
-    agent speaks, if the engine knows: of one that was adopted nobody does before it was asked.
+    `handle` is what its engine finds it by, and `engine` the name of that one; both are empty if it never was started.
+    `protocol` is the version that its agent speaks, if the engine knows: of one that was adopted nobody does before it
+    was asked.
     """
 
     id: SandboxId
+    engine: str
     handle: str
     generation: str
     protocol: int | None = None
@@ -100,12 +105,21 @@ class Engine(Protocol):
     """Makes sandboxes, watches them, ends them."""
 
     @property
+    def name(self) -> str:
+        """As records have it for years, so it never changes."""
+        ...
+
+    @property
     def isolation(self) -> str:
         """What keeps a sandbox from the host and from others, in words for its users."""
         ...
 
     @property
     def capabilities(self) -> frozenset[Capability]: ...
+
+    def why_out_of_reach(self, left: LiveSandbox) -> AtollError | None:
+        """SANDBOX_OUT_OF_REACH if it cannot read that handle."""
+        ...
 
     async def start(self, spec: SandboxSpec) -> LiveSandbox:
         """Make a sandbox and return when its agent listens; on failure nothing of it remains but `spec.disk`."""
@@ -130,7 +144,8 @@ class Engine(Protocol):
     async def settle(self, known: Iterable[LiveSandbox], *, are_all: bool) -> None:
         """Return when what earlier processes left half-made has ended. What else may be running is `known`.
 
-        If these `are_all` that anybody can know of, others that run are ended too.
+        If these `are_all` that anybody can know of, others that run are ended too; unless one of these may be among
+        them, as its handle cannot be read.
         """
         ...
 
@@ -154,7 +169,7 @@ class Engine(Protocol):
         ...
 
     async def freeze(self, sandbox: LiveSandbox) -> None:
-        """Let everything in it stand still, memory kept. Twice is fine. NOT_AVAILABLE_YET if the engine cannot."""
+        """Let everything in it stand still, memory kept. Twice is fine. It takes `Capability.FREEZE`."""
         ...
 
     async def thaw(self, sandbox: LiveSandbox) -> None:
@@ -195,3 +210,33 @@ class EngineKind(Protocol):
         ...
 
     def open(self, settings: EngineSettings) -> Engine: ...
+
+
+_INSTEAD = {
+    Capability.FREEZE: "Stop it with sleep(stop=True): files are kept, and the next use starts it anew.",
+}
+
+
+def require(engine: Engine, capability: Capability) -> None:
+    """Raise NOT_AVAILABLE_YET if it cannot do that."""
+    if capability not in engine.capabilities:
+        raise error(
+            ErrorCode.NOT_AVAILABLE_YET,
+            f"the engine {engine.name!r} cannot {capability} sandboxes",
+            remedy=_INSTEAD.get(capability, "Have the server use an engine that can."),
+            engine=engine.name,
+            capability=capability.value,
+        )
+
+
+def out_of_reach(left: LiveSandbox, engine: str) -> AtollError:
+    """The error of an engine that cannot read a handle."""
+    whose = "" if left.engine == engine else f" by the engine {left.engine!r}"
+    return error(
+        ErrorCode.SANDBOX_OUT_OF_REACH,
+        f"sandbox {left.id!r} was started{whose} and may be running: the engine {engine!r} cannot read its handle",
+        remedy="It is left alone, as a second one would ruin its disk. Open the state directory with the engine that "
+        "started it; or restart this machine, which ends it, and it can be started anew.",
+        sandbox=left.id,
+        engine=left.engine,
+    )

@@ -21,8 +21,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from atoll.engine.base import LiveSandbox
-from atoll.protocol.errors import AgentLostError, AgentMisbehavedError, AgentTimeoutError, AtollError, ErrorCode
+from atoll.engine.base import Capability, LiveSandbox, require
+from atoll.protocol.errors import (
+    AgentLostError,
+    AgentMisbehavedError,
+    AgentTimeoutError,
+    AtollError,
+    ErrorCode,
+    from_body,
+)
 from atoll.protocol.sandboxes import SandboxEvent, SandboxState
 from atoll.store.moments import since_boot
 from atoll.supervisor.agent_connection import AgentConnection, first_frame
@@ -74,7 +81,7 @@ class SandboxActor:
         self._deadlines = deadlines
         self.history = History(name, timeline)
         self.running = Running(name, workshop, self.history)
-        self._life = Lifecycle()
+        self._life = Lifecycle(can_freeze=Capability.FREEZE in workshop.engine.capabilities)
         self._lock = asyncio.Lock()
         self._changes = 0
         self._is_unused = asyncio.Event()
@@ -265,7 +272,10 @@ class SandboxActor:
         self.history.recall()
         try:
             live = await self.workshop.adopt(self.name)
-        except AtollError:
+        except AtollError as problem:
+            if problem.code is ErrorCode.SANDBOX_OUT_OF_REACH:
+                self.running.out_of_reach = problem.to_body()
+                return
             change = self.history.last_change
             if change and change.what != "stopped":
                 self.history.note("stopped", cause="it ended while no server ran", by=KERNEL)
@@ -299,9 +309,13 @@ class SandboxActor:
         """Freeze it as soon as nothing is under way, unless it is used again before; or stop it, whatever is."""
         async with self.change():
             self.record()
+            if self.running.out_of_reach:
+                raise from_body(self.running.out_of_reach)
             if stop:
                 await self.have(Event.BE_STOPPED, Order(ASKED_FOR, by.name))
                 return
+            if self.running.live:
+                require(self.workshop.engine, Capability.FREEZE)
         self._life = self._life.told_to_sleep(by.name)
         with suppress(TimeoutError):
             async with asyncio.timeout(BEDTIME_SECONDS):
@@ -369,6 +383,9 @@ class SandboxActor:
 
     @property
     def state(self) -> SandboxState:
+        """Of one that is out of reach, as it was last seen."""
+        if self.running.out_of_reach:
+            return self.history.last_state
         if self.running.live is None:
             return SandboxState.STOPPED
         is_asleep = self._life.state in (State.FROZEN, State.THAWING)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from atoll.protocol.errors import AtollError
-from atoll.protocol.sandboxes import STATE_CHANGES, SandboxEvent
+from atoll.protocol.sandboxes import STATE_CHANGES, SandboxEvent, SandboxState
 from atoll.store import moments
 from atoll.store.timeline import DESTROYED
 from atoll.telemetry.log_lines import about
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.store.timeline import Entry, Timeline
 
 UNREAD_EVENTS = 256
+_STATES = {"frozen": SandboxState.FROZEN, "stopped": SandboxState.STOPPED}  # after a change of it; else it runs
 LOGGED = STATE_CHANGES | {"oom_killed", DESTROYED}
 
 logger = logging.getLogger("atoll.supervisor")
@@ -40,6 +41,11 @@ class History:
     def has_ended(self) -> bool:
         last = self._timeline.last(self._sandbox)
         return last is not None and last.what == DESTROYED
+
+    @property
+    def last_state(self) -> SandboxState:
+        change = self.last_change
+        return _STATES.get(change.what, SandboxState.RUNNING) if change else SandboxState.STOPPED
 
     @property
     def says_frozen(self) -> bool:

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 
 def describe(actor: SandboxActor, use: Use | None = None) -> SandboxInfo:
-    record, change = actor.record(), actor.history.last_change
+    record, change, out_of_reach = actor.record(), actor.history.last_change, actor.running.out_of_reach
+    cause = change.cause if change else ""
     return SandboxInfo(
         id=actor.name,
         state=actor.state,
         since=change.time if change else record.created_at,
-        cause=change.cause if change else "",
+        cause=out_of_reach.message if out_of_reach else cause,
         created_at=record.created_at,
         image=record.image,
         image_state=record.image_state,

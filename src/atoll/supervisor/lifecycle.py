@@ -7,7 +7,8 @@ Nothing here acts, waits or knows what time it is. The actor tells what happens,
 2. What became of a step is what was found, whatever was asked for: it may have failed, or been left half way.
 3. Only one of which nothing runs is brought up: there are never two on one disk.
 4. One that is in use, or waited for by who would use it, is not put to sleep.
-5. A deadline that was acted upon is over, or put off: nobody is woken by it again and again.
+5. An engine that can freeze nothing stops what nobody uses: its files are kept, which is what sleep promises at least.
+6. A deadline that was acted upon is over, or put off: nobody is woken by it again and again.
 """
 
 from __future__ import annotations
@@ -140,6 +141,7 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     asleep_since: float = 0.0  # if it is frozen
     told_to_sleep_by: str | None = None
     not_before: float = 0.0  # what is due is put off until then
+    can_freeze: bool = True  # its engine
 
     @property
     def deadline(self) -> float | None:
@@ -163,9 +165,12 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.state is State.FROZEN:
             return Due(Event.BE_STOPPED, f"it slept for {self.upkeep.stop_after:g} seconds", ATOLL)
+        asleep, why = (
+            (Event.BE_FROZEN, "") if self.can_freeze else (Event.BE_STOPPED, ", and its engine cannot freeze it")
+        )
         if self.told_to_sleep_by is not None:
-            return Due(Event.BE_FROZEN, ASKED_FOR, self.told_to_sleep_by)
-        return Due(Event.BE_FROZEN, f"nobody used it for {self.upkeep.sleep_after:g} seconds", ATOLL)
+            return Due(asleep, f"{ASKED_FOR}{why}", self.told_to_sleep_by)
+        return Due(asleep, f"nobody used it for {self.upkeep.sleep_after:g} seconds{why}", ATOLL)
 
     def treated(self, upkeep: Upkeep) -> Lifecycle:
         return replace(self, upkeep=upkeep)
@@ -187,7 +192,7 @@ def step(life: Lifecycle, event: Event, now: float) -> tuple[Lifecycle, Effect |
         return replace(life, uses=life.uses - 1, idle_since=now), None
     if event in FOUND:
         return _entering(life, FOUND[event].get(life.state, life.state), now), None
-    if event is Event.BE_FROZEN and life.uses:
+    if event is Event.BE_FROZEN and (life.uses or not life.can_freeze):
         return life, None
     state, effect = STEPS[event].get(life.state, (life.state, None))
     return _entering(life, state, now), effect

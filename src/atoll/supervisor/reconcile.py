@@ -9,7 +9,8 @@ Rules:
 4. A disk that carries a record with the mark `created` is of a sandbox that was reported. Without a row, or with an
    older one, it gets its row from the disk. A row whose disk was removed, as the storage says, goes as well.
 5. A disk about which that is not known is set aside (`storage/lost.py`): nothing that may be somebody's is removed.
-6. A record that can be read nowhere cannot be judged: it stays with its disk, and is listed. What runs and is in no
+6. One that another engine started, whose handle this one cannot read, may be running: it is left as it is.
+7. A record that can be read nowhere cannot be judged: it stays with its disk, and is listed. What runs and is in no
    record may be its sandbox; if there is no such record, it is a stray, and is ended.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -70,11 +72,20 @@ class SetAside(msgspec.Struct, frozen=True, kw_only=True):
 Decision = Undo | Restore | Inscribe | SetAside
 
 
+class Fate(Enum):
+    """The fate of a sandbox that was created."""
+
+    RUNS = auto()
+    ENDED = auto()
+    UNKNOWN = auto()
+
+
 class Inherited(msgspec.Struct, frozen=True, kw_only=True):
     """The estate of an earlier workshop, as it was found in a state directory, and what became of it."""
 
     running: tuple[SandboxId, ...] = ()
     ended: tuple[SandboxId, ...] = ()
+    out_of_reach: tuple[SandboxId, ...] = ()  # of another engine, which may be running
     damaged: tuple[SandboxId, ...] = ()
     removed: tuple[SandboxId, ...] = ()
     restored: tuple[SandboxId, ...] = ()  # these are running or ended as well
@@ -162,7 +173,7 @@ async def reconcile(records: Records, storage: Storage, engine: Engine, ground: 
     rows, disks = records.rows(), look_at_disks(storage)
     known = [row.record for row in rows if row.record] + [disk.kept.record for disk in disks if disk.kept]
     are_all = all(row.record or row.id in {disk.name for disk in disks if disk.kept} for row in rows)
-    await engine.settle([record.to_live() for record in known], are_all=are_all)
+    await engine.settle([record.to_live(ground.boot_id) for record in known], are_all=are_all)
     done: list[Decision] = []
     set_aside, failed, problems = [], [], []
     for decision in decide(rows, disks, ground):
@@ -177,10 +188,11 @@ async def reconcile(records: Records, storage: Storage, engine: Engine, ground: 
             problems.append(f"{type(decision).__name__} {decision.id}: {problem}")
     rows = records.rows()
     created = [row.record for row in rows if row.stage is Stage.CREATED and row.record]
-    running = {record.id for record in created if await engine.is_running(record.to_live())}
+    fates = {record.id: await _fate(record, engine, ground) for record in created}
     return Inherited(
-        running=tuple(record.id for record in created if record.id in running),
-        ended=tuple(record.id for record in created if record.id not in running),
+        running=tuple(name for name, fate in fates.items() if fate is Fate.RUNS),
+        ended=tuple(name for name, fate in fates.items() if fate is Fate.ENDED),
+        out_of_reach=tuple(name for name, fate in fates.items() if fate is Fate.UNKNOWN),
         damaged=tuple(row.id for row in rows if row.record is None),
         removed=tuple(decision.id for decision in done if isinstance(decision, Undo)),
         restored=tuple(decision.id for decision in done if isinstance(decision, Restore)),
@@ -188,6 +200,13 @@ async def reconcile(records: Records, storage: Storage, engine: Engine, ground: 
         failed=tuple(failed),
         problems=tuple(problems),
     )
+
+
+async def _fate(record: SandboxRecord, engine: Engine, ground: Ground) -> Fate:
+    left = record.to_live(ground.boot_id)
+    if engine.why_out_of_reach(left):
+        return Fate.UNKNOWN
+    return Fate.RUNS if await engine.is_running(left) else Fate.ENDED
 
 
 def look_at_disks(storage: Storage) -> list[Disk]:
@@ -208,16 +227,16 @@ async def _perform(
 ) -> None:
     match decision:
         case Undo():
-            await _undo(decision, records, storage, engine)
+            await _undo(decision, records, storage, engine, ground)
         case Restore():
             records.restore(decision.record)
         case Inscribe():
             storage.replace_record(decision.id, encode(decision.record, Mark.CREATED, ground.boot_id))
 
 
-async def _undo(undo: Undo, records: Records, storage: Storage, engine: Engine) -> None:
+async def _undo(undo: Undo, records: Records, storage: Storage, engine: Engine, ground: Ground) -> None:
     if undo.record:
-        live = await engine.adopt(undo.record.to_live())
+        live = await engine.adopt(undo.record.to_live(ground.boot_id))
         if live:
             await engine.stop(live)
     if undo.has_disk:

@@ -34,10 +34,10 @@ from atoll.supervisor.plans import Upkeep
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a sandbox. `image_state` says on which contents of the image it was made.
 
-    `handle` and `generation` are of its latest start, as its engine gave them, and empty before the first; `boot_id` is
-    of this machine's boot in which that was. A variable in `env` that is None was taken away: it hides one that every
-    sandbox has. `revision` counts the changes: of two records of a sandbox, which `created_at` tells from others of its
-    id, the higher one is the later.
+    `engine`, `handle` and `generation` are of its latest start, the last two as that engine gave them, and empty before
+    the first; `boot_id` is of this machine's boot in which that was. A variable in `env` that is None was taken away:
+    it hides one that every sandbox has. `revision` counts the changes: of two records of a sandbox, which `created_at`
+    tells from others of its id, the higher one is the later.
     """
 
     id: SandboxId
@@ -45,6 +45,7 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     image_state: str
     limits: Limits
     created_at: datetime
+    engine: str = ""
     handle: str = ""
     generation: str = ""
     boot_id: str = ""
@@ -57,9 +58,13 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
         """What tells it from every other sandbox, also of its id."""
         return f"{self.id} {self.created_at.timestamp()}"
 
-    def to_live(self) -> LiveSandbox:
-        """The sandbox as an engine may adopt it."""
-        return LiveSandbox(id=self.id, handle=self.handle, generation=self.generation)
+    def to_live(self, boot_id: str) -> LiveSandbox:
+        """The sandbox as an engine may adopt it in this boot. Its disk is of this machine: if it was started in another
+        boot it has ended, whatever its handle says and whoever can read that.
+        """
+        if self.boot_id != boot_id:
+            return LiveSandbox(id=self.id, engine="", handle="", generation=self.generation)
+        return LiveSandbox(id=self.id, engine=self.engine, handle=self.handle, generation=self.generation)
 
 
 class Stage(StrEnum):

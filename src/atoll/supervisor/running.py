@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from atoll.engine.base import EventKind, LiveSandbox
+from atoll.engine.base import Capability, EventKind, LiveSandbox, require
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.processes import KillAllProcesses
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
@@ -23,6 +23,7 @@ from atoll.supervisor.plans import Plan
 from atoll.supervisor.workshop import to_the_end
 
 if TYPE_CHECKING:
+    from atoll.protocol.errors import ErrorBody
     from atoll.protocol.ids import SandboxId
     from atoll.supervisor.history import History
     from atoll.supervisor.workshop import Workshop
@@ -54,6 +55,7 @@ class Running:
     def __init__(self, name: SandboxId, workshop: Workshop, history: History) -> None:
         self.live: LiveSandbox | None = None
         self.link: AgentLink | None = None
+        self.out_of_reach: ErrorBody | None = None  # then it is not known whether anything runs
         self._name = name
         self._workshop = workshop
         self._history = history
@@ -110,6 +112,7 @@ class Running:
         return Event.RUNS
 
     async def _freeze(self, live: LiveSandbox, order: Order) -> Event:
+        require(self._workshop.engine, Capability.FREEZE)
         # To the end: the thread that does it goes on without whoever waits for it.
         await to_the_end(self._workshop.engine.freeze(live))
         self._history.note("frozen", cause=order.cause, by=order.by)

@@ -178,9 +178,11 @@ class Workshop:
             make_missing(self.records(), self.storage)
 
     async def _end_the_rest(self) -> None:
-        known = [row.record.to_live() for row in self._records.rows() if row.record]
+        known = [row.record.to_live(boot_id()) for row in self._records.rows() if row.record]
         await self.engine.settle(known, are_all=False)
         for left in known:
+            if self.engine.why_out_of_reach(left):
+                continue  # if it runs, it keeps the disks from being taken up anew, and that is said
             if running := await self.engine.adopt(left):
                 await self.stop(running)
 
@@ -280,7 +282,7 @@ class Workshop:
             return await self._start(self.record(sandbox_id))
 
     async def _start(self, record: SandboxRecord) -> LiveSandbox:
-        if running := await self.engine.adopt(record.to_live()):
+        if running := await self.engine.adopt(record.to_live(boot_id())):
             await self.engine.stop(running)  # whoever lost sight of it: two on one disk would ruin it
         rootfs = self.images.recall(record.image, record.image_state)
         variables = ENV | told_inside(record.limits) | rootfs.env | record.env
@@ -320,7 +322,7 @@ class Workshop:
         """A sandbox that is running already, whoever made it."""
         name = parse_sandbox_id(sandbox_id)
         record = self.record(name)
-        live = await self.engine.adopt(record.to_live())
+        live = await self.engine.adopt(record.to_live(boot_id()))
         if live is None:
             raise error(
                 ErrorCode.SANDBOX_NOT_RUNNING,
@@ -336,8 +338,8 @@ class Workshop:
         name = parse_sandbox_id(sandbox_id)
         record = self._records.find_to_remove(name)
         if record:
-            live = await self.engine.adopt(record.to_live())
-            await self.destroy(live or record.to_live())
+            left = record.to_live(boot_id())
+            await self.destroy(await self.engine.adopt(left) or left)
 
     async def destroy(self, sandbox: LiveSandbox) -> None:
         """End it and remove everything of it. Twice is fine, also when its id has a new owner in the meantime."""
@@ -403,7 +405,7 @@ class Workshop:
         found = lost.record_of(self.storage, name)
         record = found or await self._record_of_unknown(sandbox_id, image or DEFAULT_IMAGE)
         made_at = datetime.now(UTC)  # of what it is from now on: whatever is known of one that was destroyed is not its
-        record = msgspec.structs.replace(record, id=sandbox_id, handle="", generation="", created_at=made_at)
+        record = msgspec.structs.replace(record, id=sandbox_id, engine="", handle="", generation="", created_at=made_at)
         self.storage.take_back(name, sandbox_id, encode(record, Mark.CREATED, boot_id()))
         self._records.restore(record)
         lost.tell_names(self.storage, self._state)
@@ -497,7 +499,9 @@ def as_given(variables: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def started(record: SandboxRecord, sandbox: LiveSandbox) -> SandboxRecord:
-    return msgspec.structs.replace(record, handle=sandbox.handle, generation=sandbox.generation, boot_id=boot_id())
+    return msgspec.structs.replace(
+        record, engine=sandbox.engine, handle=sandbox.handle, generation=sandbox.generation, boot_id=boot_id()
+    )
 
 
 def new_generation() -> str:
@@ -510,6 +514,8 @@ def tell(inherited: Inherited) -> None:
         logger.warning("the record of sandbox %s was lost or old, and is made anew from what its disk carries", name)
     for disk in inherited.set_aside:
         logger.warning("the disk %s is no sandbox's and is set aside; `atoll ls --lost` says why", disk)
+    for name in inherited.out_of_reach:
+        logger.warning("sandbox %s was started by another engine and may be running, so it is left alone", name)
     for problem in inherited.problems:
         logger.warning("could not be set right, so the next start tries again: %s", problem)
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from atoll.agent.commands.process_tree import Identity, ProcessStat, parse_stat
-from atoll.engine.base import Capability, Event, EventKind, LiveSandbox, SandboxSpec, Usage
+from atoll.engine.base import Capability, Event, EventKind, LiveSandbox, SandboxSpec, Usage, out_of_reach
 from atoll.engine.native import orders
 from atoll.engine.native.agent_socket import AgentSocket
 from atoll.engine.native.cgroups import Cgroups, Resources, open_cgroups
@@ -57,6 +57,7 @@ class NativeEngine:
     Python is told to run as one.
     """
 
+    name = "native"
     isolation = "native: namespaces, user ids of its own, seccomp, control groups"
     capabilities = frozenset({Capability.FREEZE, Capability.TELLS_UNREAD})
 
@@ -104,9 +105,19 @@ class NativeEngine:
         )
         held = Held.by(handle, pidfd, keeper)
         self._hoards.add(held.group, born.pid)
-        sandbox = LiveSandbox(id=spec.id, handle=handle.encode(), generation=spec.generation, protocol=PROTOCOL_VERSION)
+        sandbox = LiveSandbox(
+            id=spec.id,
+            engine=self.name,
+            handle=handle.encode(),
+            generation=spec.generation,
+            protocol=PROTOCOL_VERSION,
+        )
         self._held[sandbox.handle] = held
         return sandbox
+
+    def why_out_of_reach(self, left: LiveSandbox) -> AtollError | None:
+        is_ours = left.engine == self.name and NativeHandle.decode(left.handle) is not None
+        return out_of_reach(left, self.name) if left.handle and not is_ours else None
 
     async def keep(self, sandbox: LiveSandbox) -> None:
         held = self._held.get(sandbox.handle)
@@ -124,7 +135,7 @@ class NativeEngine:
                 ) from cause
 
     async def adopt(self, left: LiveSandbox) -> LiveSandbox | None:
-        handle = NativeHandle.decode(left.handle)
+        handle = self._read(left)
         if handle is None or handle.process.boot_id != self._boot_id:
             return None
         if left.handle in self._held:
@@ -142,7 +153,7 @@ class NativeEngine:
         return left
 
     async def is_running(self, left: LiveSandbox) -> bool:
-        handle = NativeHandle.decode(left.handle)
+        handle = self._read(left)
         return handle is not None and handle.process.boot_id == self._boot_id and is_running(handle.process)
 
     async def release(self, sandbox: LiveSandbox) -> None:
@@ -155,12 +166,13 @@ class NativeEngine:
                 await _until_not(is_in_use, self._log)
         except TimeoutError:
             await self._end_leftovers()
+        known = list(known)
         unknown = set(self._sockets.iterdir()) - {held.agent.path for sandbox in known if (held := self._find(sandbox))}
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 await self._until_gone(unknown)
         except TimeoutError:  # one that still answers was told to live on
-            if not are_all:
+            if not are_all or any(self._is_unreadable(sandbox) for sandbox in known):
                 return
             for pid in await asyncio.to_thread(end_strays, unknown):
                 logger.warning("a sandbox that nobody knows any more was still running (process %d), and is ended", pid)
@@ -356,8 +368,18 @@ class NativeEngine:
         """One that is held; or else what its handle says."""
         if held := self._held.get(sandbox.handle):
             return held
-        handle = NativeHandle.decode(sandbox.handle)
+        handle = NativeHandle.decode(sandbox.handle) if sandbox.engine == self.name else None
         return Held.by(handle) if handle else None
+
+    def _read(self, left: LiveSandbox) -> NativeHandle | None:
+        """None if it never was started."""
+        if problem := self.why_out_of_reach(left):
+            raise problem
+        return NativeHandle.decode(left.handle)
+
+    def _is_unreadable(self, left: LiveSandbox) -> bool:
+        """Of ours, but for what became of its handle."""
+        return left.engine == self.name and NativeHandle.decode(left.handle) is None
 
     def _known(self, sandbox: LiveSandbox) -> Held:
         if held := self._find(sandbox):
