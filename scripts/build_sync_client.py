@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/atoll/client"
 TARGET = ROOT / "src/atoll/client_sync"
-HEADER = "# Generated from src/atoll/client/{name} by scripts/build_sync_client.py: do not edit, run `make sync`.\n"
+HEADER = "# Generated from client/{name} by scripts/build_sync_client.py: do not edit, run `make sync`.\n"
 PACKAGE = '"""The SDK, blocking: made from `client/`, file for file. Edit there, then `make sync`."""\n'
 RUFF = [sys.executable, "-m", "ruff"]
 
@@ -57,14 +57,15 @@ def blocking(text: str) -> str:
 
 
 def build(target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(SOURCE.glob("*.py")):
+    for path in sorted(SOURCE.rglob("*.py")):
+        name, place = path.relative_to(SOURCE), target / path.relative_to(SOURCE).parent
+        place.mkdir(parents=True, exist_ok=True)
         if path.name in TWINS:
-            (target / TWINS[path.name]).write_text(HEADER.format(name=path.name) + path.read_text())
-        elif path.name == "__init__.py":
-            (target / path.name).write_text(PACKAGE)
+            (place / TWINS[path.name]).write_text(HEADER.format(name=name) + path.read_text())
+        elif path == SOURCE / "__init__.py":
+            (place / path.name).write_text(PACKAGE)
         elif path.name not in {*TWINS.values(), *ASYNC_ONLY}:
-            (target / path.name).write_text(HEADER.format(name=path.name) + blocking(path.read_text()))
+            (place / path.name).write_text(HEADER.format(name=name) + blocking(path.read_text()))
     config = ["--quiet", "--config", str(ROOT / "pyproject.toml")]
     imports = ["--config", 'lint.isort.known-first-party=["atoll"]', "--select", "I,F401", "--fix"]
     # F401: a name that only the async half needed, I001: another package name, another order.
@@ -73,7 +74,7 @@ def build(target: Path) -> None:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    names = {path.name for directory in (one, other) for path in directory.glob("*.py")}
+    names = {str(path.relative_to(directory)) for directory in (one, other) for path in directory.rglob("*.py")}
     _, different, missing = filecmp.cmpfiles(one, other, sorted(names), shallow=False)
     return different + missing
 

@@ -17,13 +17,16 @@ def test_the_blocking_sdk_is_the_generated_one() -> None:
 
 
 def test_the_blocking_sdk_has_every_file_of_the_async_one() -> None:
-    names = {path.name for path in (ROOT / "src/atoll/client").glob("*.py")} - {"blocking_waiting.py", "proactor.py"}
-    assert {path.name for path in (ROOT / "src/atoll/client_sync").glob("*.py")} == names
+    def names(half: str) -> set[str]:
+        directory = ROOT / "src/atoll" / half
+        return {str(path.relative_to(directory)) for path in directory.rglob("*.py")}
+
+    assert names("client_sync") == names("client") - {"plumbing/blocking_waiting.py", "plumbing/proactor.py"}
 
 
 def test_the_two_ways_to_wait_have_the_same_functions() -> None:
     def signatures(name: str) -> dict[str, str]:
-        tree = ast.parse((ROOT / "src/atoll/client" / name).read_text())
+        tree = ast.parse((ROOT / "src/atoll/client/plumbing" / name).read_text())
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         return {node.name: ast.unparse(node.args) for node in functions if not node.name.startswith("_")}
 

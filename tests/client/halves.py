@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from atoll.client import local_server as async_local_server
-from atoll.client import network as async_network
 from atoll.client import sandbox as async_sandbox
-from atoll.client import server as async_server
-from atoll.client import transport as async_transport
-from atoll.client_sync import local_server as sync_local_server
-from atoll.client_sync import network as sync_network
+from atoll.client.plumbing import local_server as async_local_server
+from atoll.client.plumbing import network as async_network
+from atoll.client.plumbing import server as async_server
+from atoll.client.plumbing import transport as async_transport
 from atoll.client_sync import sandbox as sync_sandbox
-from atoll.client_sync import server as sync_server
-from atoll.client_sync import transport as sync_transport
+from atoll.client_sync.plumbing import local_server as sync_local_server
+from atoll.client_sync.plumbing import network as sync_network
+from atoll.client_sync.plumbing import server as sync_server
+from atoll.client_sync.plumbing import transport as sync_transport
 
 
 class AsyncHalf:

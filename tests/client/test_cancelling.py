@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from atoll.client import transport as async_transport
+from atoll.client.plumbing import transport as async_transport
 from atoll.protocol.errors import ErrorCode, InvalidValueError
 from tests.client.halves import AsyncHalf, BlockingHalf
 from tests.client.narrators import END, KINDS, Kind, Narrator, attach

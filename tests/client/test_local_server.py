@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from atoll.cli import serve as cli_serve
 from atoll.client_sync import sandbox as sync_sandbox
-from atoll.client_sync.local_server import LocalServer
+from atoll.client_sync.plumbing.local_server import LocalServer
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.server.settings import Settings
 from atoll.supervisor.workshop import DEFAULT_RUNTIME, DEFAULT_STATE
@@ -145,7 +145,7 @@ async def test_ten_that_start_at_once_start_one(half: Half, runtime: Path, start
 
 async def test_ten_programs_that_start_at_once_start_one(runtime: Path) -> None:
     program = f"""
-from atoll.client_sync import local_server
+from atoll.client_sync.plumbing import local_server
 from atoll import list_sandboxes
 local_server.COMMAND[1:] = ["-c", {SERVER!r}]
 assert list_sandboxes() == []

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from atoll.client.waiting import Lock
-from atoll.client_sync.waiting import Lock as ThreadLock
+from atoll.client.plumbing.waiting import Lock
+from atoll.client_sync.plumbing.waiting import Lock as ThreadLock
 from tests.client.halves import AsyncHalf, Half
 from tests.client.narrators import KINDS, Kind, Narrator
 from tests.client.peers import ContractServer, RawServer, read_request, receive

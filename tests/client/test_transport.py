@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.client import transport
+from atoll.client.plumbing import transport
 from atoll.protocol.errors import AtollError, ErrorCode
 from tests.client.halves import AsyncHalf, Half
 from tests.client.peers import JSON_OK, RawServer, answering, read_request, reset, wait_for_hang_up

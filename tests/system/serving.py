@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.client.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.server import Server
 from atoll.client.sandbox import AsyncSandbox
-from atoll.client.server import Server
 from atoll.protocol.sandboxes import SandboxOptions
 from tests import kept
 

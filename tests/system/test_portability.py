@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.client.local_server import SERVER_PACKAGES
+from atoll.client.plumbing.local_server import SERVER_PACKAGES
 from tests.system.serving import RunningServer
 
 ROOT = Path(__file__).parents[2]

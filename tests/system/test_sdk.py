@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 
 from atoll import get_sandbox, list_sandboxes, temporary_sandbox
-from atoll.client import local_server
-from atoll.client.local_server import LocalServer
-from atoll.client.network import UnixAddress, connect
-from atoll.client.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing import local_server
+from atoll.client.plumbing.local_server import LocalServer
+from atoll.client.plumbing.network import UnixAddress, connect
+from atoll.client.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.server import Server
 from atoll.client.sandbox import AsyncSandbox
-from atoll.client.server import Server
 from atoll.protocol.commands import ExecShell
 from atoll.protocol.errors import AtollError, ErrorCode, NotFoundError, SandboxError
 from atoll.protocol.frames import FrameKind, encode_frame
@@ -561,8 +561,8 @@ async def test_what_is_asked_for_now_and_then_misses_nothing(server: RunningServ
 
 EMBEDDED = """
 import atoll
-from atoll.client_sync import local_server
-from atoll.client_sync.server import find_server
+from atoll.client_sync.plumbing import local_server
+from atoll.client_sync.plumbing.server import find_server
 from atoll.protocol.sandboxes import ServerInfo
 local_server.COMMAND += ["--idle-exit", "5"]
 sandbox = atoll.get_sandbox("embedded", sleep_after=0.1)

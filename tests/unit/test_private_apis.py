@@ -128,8 +128,8 @@ ATTRIBUTES = [
 PRIVATE_NAMES = {
     ("agent/loop.py", "_make_self_pipe"): "test_a_loop_takes_no_descriptor_before_it_is_opened",
     ("agent/loop.py", "_close_self_pipe"): "test_a_loop_that_was_never_opened_can_be_closed",
-    ("client/blocking_waiting.py", "_is_owned"): "test_a_lock_knows_whether_this_thread_has_it",
-    ("client_sync/waiting.py", "_is_owned"): "test_a_lock_knows_whether_this_thread_has_it",
+    ("client/plumbing/blocking_waiting.py", "_is_owned"): "test_a_lock_knows_whether_this_thread_has_it",
+    ("client_sync/plumbing/waiting.py", "_is_owned"): "test_a_lock_knows_whether_this_thread_has_it",
 }
 NOT_PRIVATE = {"_exit", "_replace", "_asdict", "_fields"}  # documented, in spite of their names
 
@@ -204,7 +204,7 @@ def test_a_loop_that_is_opened_has_the_names_that_it_overrides() -> None:
 
 def test_a_lock_knows_whether_this_thread_has_it() -> None:
     lock: Any = threading.RLock()
-    assert hasattr(lock, "_is_owned"), "RLock has no _is_owned any more; client/blocking_waiting.py asks it"
+    assert hasattr(lock, "_is_owned"), "RLock has no _is_owned any more; client/plumbing/blocking_waiting.py asks it"
     assert not lock._is_owned()
     answers = []
     with lock:

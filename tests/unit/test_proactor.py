@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from atoll.client.proactor import MAX_WAITS, selecting, wait_elsewhere
+from atoll.client.plumbing.proactor import MAX_WAITS, selecting, wait_elsewhere
 
 
 @pytest.fixture(scope="module", autouse=True)

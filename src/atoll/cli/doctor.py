@@ -18,7 +18,7 @@ from rich.text import Text
 
 from atoll import __version__
 from atoll.cli.tables import open_console, print_document
-from atoll.client_sync.local_server import STATE_DIRECTORY, check_system
+from atoll.client_sync.plumbing.local_server import STATE_DIRECTORY, check_system
 from atoll.telemetry.findings import Area, Finding, Status, examine
 
 MARKS = {Status.OK: "✓", Status.WARNING: "!", Status.MISSING: "✗", Status.UNKNOWN: "?"}

@@ -16,7 +16,7 @@ from atoll.cli.options import json_option, state_dir_option
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import make_table, print_document, show
 from atoll.cli.text import local_time
-from atoll.client_sync.local_server import check_system
+from atoll.client_sync.plumbing.local_server import check_system
 from atoll.protocol.errors import ErrorCode, cannot_write, error
 from atoll.protocol.printable import is_printable, printable
 

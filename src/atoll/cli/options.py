@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from atoll.client_sync.local_server import STATE_DIRECTORY, LocalServer
+from atoll.client_sync.plumbing.local_server import STATE_DIRECTORY, LocalServer
 from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes
 from atoll.protocol.errors import AtollError
 from atoll.protocol.printable import is_printable

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from atoll.cli.problems import print_to_stderr
-from atoll.client_sync.local_server import LocalServer
-from atoll.client_sync.server import find_server
+from atoll.client_sync.plumbing.local_server import LocalServer
+from atoll.client_sync.plumbing.server import find_server
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.printable import printable
 from atoll.protocol.sandboxes import ServerInfo

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from atoll import __version__
-from atoll.client_sync.local_server import (
+from atoll.client_sync.plumbing.local_server import (
     RUNTIME_DIRECTORY,
     STATE_DIRECTORY,
     check_installed,

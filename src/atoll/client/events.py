@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.client.feeds import AsyncFeed
-from atoll.client.remote_sandbox import RemoteSandbox
-from atoll.client.transport import Response
+from atoll.client.plumbing.feeds import AsyncFeed
+from atoll.client.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.transport import Response
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.sandboxes import SandboxEvent
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Self
 
-from atoll.client.feeds import AsyncFeed
-from atoll.client.remote_sandbox import RemoteSandbox
-from atoll.client.server import Frames
+from atoll.client.plumbing.feeds import AsyncFeed
+from atoll.client.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.server import Frames
 from atoll.protocol.file_answers import WatchFold
 from atoll.protocol.files import FileChange, FileDone, WatchFiles
 

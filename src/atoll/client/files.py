@@ -17,7 +17,7 @@ from atoll.client.open_files import (
     AsyncFileWriter,
     check_held,
 )
-from atoll.client.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.transfers import OnProgress
 from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument

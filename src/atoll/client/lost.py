@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from atoll.client.server import find_server
+from atoll.client.plumbing.server import find_server
 from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.sandboxes import AdoptRequest, LostList, LostSandbox, SandboxInfo
 

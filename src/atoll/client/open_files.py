@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 
-from atoll.client.exclusive import Exclusive
-from atoll.client.remote_sandbox import RemoteSandbox
-from atoll.client.server import Bytes, CallInput, Frames
-from atoll.client.transport import CancelScope
-from atoll.client.waiting import CANCELLATIONS
+from atoll.client.plumbing.exclusive import Exclusive
+from atoll.client.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.server import Bytes, CallInput, Frames
+from atoll.client.plumbing.transport import CancelScope
+from atoll.client.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.file_answers import ReadFold

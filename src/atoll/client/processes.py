@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import msgspec
 
 from atoll.client.commands import Environment
-from atoll.client.feeds import AsyncFeed
-from atoll.client.remote_sandbox import RemoteSandbox
-from atoll.client.server import Frames
+from atoll.client.plumbing.feeds import AsyncFeed
+from atoll.client.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.server import Frames
 from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode

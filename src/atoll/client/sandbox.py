@@ -13,9 +13,9 @@ from atoll.client import sessions
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.events import AsyncEventStream
 from atoll.client.files import AsyncFiles
+from atoll.client.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.server import Server, find_server
 from atoll.client.processes import AsyncProcesses
-from atoll.client.remote_sandbox import RemoteSandbox
-from atoll.client.server import Server, find_server
 from atoll.client.sessions import AsyncSession
 from atoll.client.terminals import AsyncTerminals
 from atoll.protocol.arguments import MAX_NUMBER, check_flag, check_lasting_variables, wrong_argument

@@ -10,8 +10,8 @@ import secrets
 
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.files import AsyncFiles
+from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.processes import AsyncProcesses
-from atoll.client.remote_sandbox import RemoteSandbox
 from atoll.client.terminals import AsyncTerminals
 from atoll.protocol.arguments import check_directory, check_lasting_variables
 from atoll.protocol.errors import ErrorCode, error

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from atoll.client.commands import Environment, Stdin, input_chunks
-from atoll.client.exclusive import Exclusive
-from atoll.client.remote_sandbox import RemoteSandbox
-from atoll.client.server import Frames
-from atoll.client.transport import CancelScope
-from atoll.client.waiting import CANCELLATIONS
+from atoll.client.plumbing.exclusive import Exclusive
+from atoll.client.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.server import Frames
+from atoll.client.plumbing.transport import CancelScope
+from atoll.client.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.terminals import (

@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/commands.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/commands.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Commands: run to their end, or event by event."""
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from atoll.client_sync.feeds import Feed
-from atoll.client_sync.network import NotYet
-from atoll.client_sync.remote_sandbox import RemoteSandbox
-from atoll.client_sync.server import Frames
-from atoll.client_sync.waiting import CANCELLATIONS, is_readable, settle
+from atoll.client_sync.plumbing.feeds import Feed
+from atoll.client_sync.plumbing.network import NotYet
+from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client_sync.plumbing.server import Frames
+from atoll.client_sync.plumbing.waiting import CANCELLATIONS, is_readable, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
 from atoll.protocol.commands import CommandFold, CommandText, Exec, ExecDone, ExecShell
 from atoll.protocol.durations import parse_duration

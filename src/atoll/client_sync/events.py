@@ -1,13 +1,13 @@
-# Generated from src/atoll/client/events.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/events.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """A sandbox's timeline as it goes on."""
 
 from __future__ import annotations
 
 import msgspec
 
-from atoll.client_sync.feeds import Feed
-from atoll.client_sync.remote_sandbox import RemoteSandbox
-from atoll.client_sync.transport import Response
+from atoll.client_sync.plumbing.feeds import Feed
+from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client_sync.plumbing.transport import Response
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.sandboxes import SandboxEvent
 

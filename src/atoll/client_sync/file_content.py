@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/file_content.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/file_content.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """File content as users give it, whatever it is, in pieces of bytes."""
 
 from __future__ import annotations
@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import IO, Any
 
-from atoll.client_sync.server import Bytes, CallInput
-from atoll.client_sync.waiting import iterate, next_piece, run_blocking
+from atoll.client_sync.plumbing.server import Bytes, CallInput
+from atoll.client_sync.plumbing.waiting import iterate, next_piece, run_blocking
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.content_types import Base64Decoder, check_encoding
 from atoll.protocol.errors import AtollError

@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/file_watch.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/file_watch.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """A file watch: changes in a directory, as they happen."""
 
 from __future__ import annotations
@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from typing import Self
 
-from atoll.client_sync.feeds import Feed
-from atoll.client_sync.remote_sandbox import RemoteSandbox
-from atoll.client_sync.server import Frames
+from atoll.client_sync.plumbing.feeds import Feed
+from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client_sync.plumbing.server import Frames
 from atoll.protocol.file_answers import WatchFold
 from atoll.protocol.files import FileChange, FileDone, WatchFiles
 

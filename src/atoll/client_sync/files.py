@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/files.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/files.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Files of a sandbox. What is large streams; what is written appears as a whole."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll.client_sync.open_files import (
     FileWriter,
     check_held,
 )
-from atoll.client_sync.remote_sandbox import RemoteSandbox
+from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.transfers import OnProgress
 from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument

@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/local_files.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/local_files.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """The near end of an upload or a download: files of this machine. Everything here may wait for a disk."""
 
 from __future__ import annotations

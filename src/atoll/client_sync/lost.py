@@ -1,11 +1,11 @@
-# Generated from src/atoll/client/lost.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/lost.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Disks that a server set aside, as it could not tell whose they are: listed, made sandboxes again, removed."""
 
 from __future__ import annotations
 
 from urllib.parse import quote
 
-from atoll.client_sync.server import find_server
+from atoll.client_sync.plumbing.server import find_server
 from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.sandboxes import AdoptRequest, LostList, LostSandbox, SandboxInfo
 

@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/open_files.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/open_files.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Files that are read or written piece by piece."""
 
 from __future__ import annotations
@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from atoll.client_sync.exclusive import Exclusive
-from atoll.client_sync.remote_sandbox import RemoteSandbox
-from atoll.client_sync.server import Bytes, CallInput, Frames
-from atoll.client_sync.transport import CancelScope
-from atoll.client_sync.waiting import CANCELLATIONS
+from atoll.client_sync.plumbing.exclusive import Exclusive
+from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client_sync.plumbing.server import Bytes, CallInput, Frames
+from atoll.client_sync.plumbing.transport import CancelScope
+from atoll.client_sync.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.file_answers import ReadFold

@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/processes.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/processes.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Background processes: started, watched, read, waited for, ended."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 import msgspec
 
 from atoll.client_sync.commands import Environment
-from atoll.client_sync.feeds import Feed
-from atoll.client_sync.remote_sandbox import RemoteSandbox
-from atoll.client_sync.server import Frames
+from atoll.client_sync.plumbing.feeds import Feed
+from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client_sync.plumbing.server import Frames
 from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode

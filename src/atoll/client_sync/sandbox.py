@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/sandbox.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/sandbox.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Sandboxes by their id."""
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from atoll.client_sync import sessions
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.events import EventStream
 from atoll.client_sync.files import Files
+from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client_sync.plumbing.server import Server, find_server
 from atoll.client_sync.processes import Processes
-from atoll.client_sync.remote_sandbox import RemoteSandbox
-from atoll.client_sync.server import Server, find_server
 from atoll.client_sync.sessions import Session
 from atoll.client_sync.terminals import Terminals
 from atoll.protocol.arguments import MAX_NUMBER, check_flag, check_lasting_variables, wrong_argument

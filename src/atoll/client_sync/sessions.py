@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/sessions.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/sessions.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Sessions: further shells of a sandbox, each with its own directory, variables, functions and options.
 
 What is rare and belongs on the timeline, their making and their end, the server is asked for; the rest are calls to the
@@ -11,8 +11,8 @@ import secrets
 
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.files import Files
+from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.processes import Processes
-from atoll.client_sync.remote_sandbox import RemoteSandbox
 from atoll.client_sync.terminals import Terminals
 from atoll.protocol.arguments import check_directory, check_lasting_variables
 from atoll.protocol.errors import ErrorCode, error

@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/terminals.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/terminals.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Terminals: programs on a pty, which live on while viewers come and go."""
 
 from __future__ import annotations
@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from atoll.client_sync.commands import Environment, Stdin, input_chunks
-from atoll.client_sync.exclusive import Exclusive
-from atoll.client_sync.remote_sandbox import RemoteSandbox
-from atoll.client_sync.server import Frames
-from atoll.client_sync.transport import CancelScope
-from atoll.client_sync.waiting import CANCELLATIONS
+from atoll.client_sync.plumbing.exclusive import Exclusive
+from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client_sync.plumbing.server import Frames
+from atoll.client_sync.plumbing.transport import CancelScope
+from atoll.client_sync.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.terminals import (

@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/transfers.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/transfers.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Files and directories, copied between this machine and a sandbox."""
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from atoll.client_sync.local_files import (
     is_local_directory,
     is_special,
 )
-from atoll.client_sync.remote_sandbox import RemoteSandbox
-from atoll.client_sync.server import Frames
-from atoll.client_sync.waiting import run_blocking, settle
+from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client_sync.plumbing.server import Frames
+from atoll.client_sync.plumbing.waiting import run_blocking, settle
 from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.file_answers import PackFold, ReadFold

@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/network.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/plumbing/network.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Bytes to and from a server: Unix, TCP and TLS sockets, none of which ever blocks its thread.
 
 Rules:
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.client_sync.waiting import is_readable, look_up, pause, wait_for_socket
+from atoll.client_sync.plumbing.waiting import is_readable, look_up, pause, wait_for_socket
 from atoll.protocol.errors import ErrorCode, error
 
 if TYPE_CHECKING:

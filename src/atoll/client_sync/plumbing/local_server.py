@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/local_server.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/plumbing/local_server.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """The server of this machine: found on its Unix socket, or started in the background.
 
 1. Whoever can connect to the socket is done.
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from atoll.client_sync.network import Stream, UnixAddress, connect
-from atoll.client_sync.transport import CONNECT_SECONDS
-from atoll.client_sync.waiting import is_readable, pause
+from atoll.client_sync.plumbing.network import Stream, UnixAddress, connect
+from atoll.client_sync.plumbing.transport import CONNECT_SECONDS
+from atoll.client_sync.plumbing.waiting import is_readable, pause
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 STATE_DIRECTORY = "/var/lib/atoll"

@@ -1,6 +1,6 @@
 """Waiting, in the calling thread.
 
-The twin of `waiting.py`, written by hand; `scripts/build_sync_client.py` copies it to `client_sync/waiting.py`.
+The twin of `waiting.py`, written by hand; `scripts/build_sync_client.py` copies it to `client_sync` under that name.
 """
 
 from __future__ import annotations

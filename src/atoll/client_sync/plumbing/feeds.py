@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/feeds.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/plumbing/feeds.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Feeds of events: items as they come, from a source that is let go of with them."""
 
 from __future__ import annotations
@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Self, TypeVar
 
-from atoll.client_sync.exclusive import Exclusive
-from atoll.client_sync.transport import CancelScope
-from atoll.client_sync.waiting import CANCELLATIONS
+from atoll.client_sync.plumbing.exclusive import Exclusive
+from atoll.client_sync.plumbing.transport import CancelScope
+from atoll.client_sync.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.errors import AtollError
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
-# Generated from src/atoll/client/blocking_waiting.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/plumbing/blocking_waiting.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Waiting, in the calling thread.
 
-The twin of `waiting.py`, written by hand; `scripts/build_sync_client.py` copies it to `client_sync/waiting.py`.
+The twin of `waiting.py`, written by hand; `scripts/build_sync_client.py` copies it to `client_sync` under that name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Generated from src/atoll/client/server.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """A server as its clients see it: requests that end in a typed answer or a typed error."""
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from atoll.client_sync.local_server import LocalServer
-from atoll.client_sync.network import Address, NotYet, TcpAddress, UnixAddress
-from atoll.client_sync.transport import CancelScope, Response, SilenceError, Transport, Upload
-from atoll.client_sync.waiting import pause
+from atoll.client.plumbing.local_server import LocalServer
+from atoll.client.plumbing.network import Address, NotYet, TcpAddress, UnixAddress
+from atoll.client.plumbing.transport import CancelScope, Response, SilenceError, Transport, Upload
+from atoll.client.plumbing.waiting import pause
 from atoll.protocol.calls import Answer, Call, encode_call, failure, misbehaved, out_of_place, result
 from atoll.protocol.commands import Turn, session_of
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
@@ -83,7 +82,7 @@ class Server:
         """A copy, here or in another process, is the one that is shared there. A pickle has the key in it."""
         return shared_server, self._place
 
-    def ask(
+    async def ask(
         self,
         method: str,
         path: str,
@@ -94,24 +93,24 @@ class Server:
         scope: CancelScope | None = None,
     ) -> T:
         """The answer to a request, which must be an `answer`."""
-        response = self._request(method, path, body, headers, scope)
-        body = response.read()
+        response = await self._request(method, path, body, headers, scope)
+        body = await response.read()
         try:
             return msgspec.json.decode(body, type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
             if not _is_json(body):
                 raise self._no_atoll(response.status, body) from cause
             nonsense = self._nonsense(f"{method} {path} was answered with {cause}")
-            raise self._or_versions_differ(nonsense) from cause
+            raise await self._or_versions_differ(nonsense) from cause
 
-    def tell(self, method: str, path: str, *, headers: str = "") -> None:
+    async def tell(self, method: str, path: str, *, headers: str = "") -> None:
         """A request whose answer says nothing."""
-        response = self._request(method, path, None, headers)
+        response = await self._request(method, path, None, headers)
         if response.status != NO_CONTENT:
-            raise self._not_ours(response)
-        response.read()
+            raise await self._not_ours(response)
+        await response.read()
 
-    def call(
+    async def call(
         self,
         sandbox_id: str,
         call: Call[Answer],
@@ -123,9 +122,9 @@ class Server:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         message = encode_call(call)
         if SINCE:
-            self._check_version(message)
+            await self._check_version(message)
         first = encode_frame(FrameKind.CALL, message)
-        response = self.transport.request(
+        response = await self.transport.request(
             "POST",
             f"{self._prefix}/v1/sandboxes/{sandbox_id}/call",
             body=_body(first, stdin),
@@ -135,48 +134,48 @@ class Server:
             scope=scope,
         )
         patience = None if call.patience is None else call.patience + self.answer_grace
-        return self.frames(call, response, patience)
+        return await self.frames(call, response, patience)
 
-    def begin_call(self, sandbox_id: str, call: Call[Answer], *, headers: str = "") -> CallInput[Answer]:
+    async def begin_call(self, sandbox_id: str, call: Call[Answer], *, headers: str = "") -> CallInput[Answer]:
         """The same for a call whose input comes piece by piece."""
         target = f"{self._prefix}/v1/sandboxes/{sandbox_id}/call"
         message = encode_call(call)
         if SINCE:
-            self._check_version(message)
-        upload = self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
-        upload.send(encode_frame(FrameKind.CALL, message))
+            await self._check_version(message)
+        upload = await self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
+        await upload.send(encode_frame(FrameKind.CALL, message))
         return CallInput(self, call, upload)
 
-    def frames(self, call: Call[Answer], response: Response, patience: float | None = None) -> Frames[Answer]:
-        self._raise_for_status(response, FRAMES)
+    async def frames(self, call: Call[Answer], response: Response, patience: float | None = None) -> Frames[Answer]:
+        await self._raise_for_status(response, FRAMES)
         return Frames(self, call, response, patience)
 
-    def stream(self, path: str, accept: str, scope: CancelScope | None = None) -> Response:
-        response = self.transport.request("GET", self._prefix + path, accept=accept, scope=scope)
-        self._raise_for_status(response, accept)
+    async def stream(self, path: str, accept: str, scope: CancelScope | None = None) -> Response:
+        response = await self.transport.request("GET", self._prefix + path, accept=accept, scope=scope)
+        await self._raise_for_status(response, accept)
         return response
 
-    def _request(
+    async def _request(
         self, method: str, path: str, body: object, headers: str, scope: CancelScope | None = None
     ) -> Response:
         content = b"" if body is None else _encode_json(body)
-        response = self.transport.request(method, self._prefix + path, body=content, headers=headers, scope=scope)
-        self._raise_for_status(response)
+        response = await self.transport.request(method, self._prefix + path, body=content, headers=headers, scope=scope)
+        await self._raise_for_status(response)
         return response
 
-    def _raise_for_status(self, response: Response, wanted: str = "") -> None:
+    async def _raise_for_status(self, response: Response, wanted: str = "") -> None:
         """Also if it is no answer of the type that is wanted, which only another program gives."""
         if response.status < 300:
             if not response.content_type.startswith(wanted):
-                raise self._not_ours(response)
+                raise await self._not_ours(response)
             return
-        body = response.read(MAX_ERROR)
+        body = await response.read(MAX_ERROR)
         try:
             problem = from_body(msgspec.json.decode(body, type=ErrorBody))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             problem = self._foreign_error(response.status, body)
         if problem.code is ErrorCode.ROUTE_NOT_FOUND:
-            problem = self._or_versions_differ(problem)
+            problem = await self._or_versions_differ(problem)
         try:
             raise problem
         finally:
@@ -191,10 +190,10 @@ class Server:
             return error(ErrorCode.INVALID_API_KEY, shown, remedy="Check api_key= or ATOLL_API_KEY.")
         return self._no_atoll(status, body)
 
-    def _not_ours(self, response: Response) -> AtollError:
+    async def _not_ours(self, response: Response) -> AtollError:
         """For what is no answer to what was asked. It may have no end, so only its beginning is read."""
         try:
-            return self._no_atoll(response.status, response.next_chunk())
+            return self._no_atoll(response.status, await response.next_chunk())
         finally:
             response.close()
 
@@ -208,17 +207,17 @@ class Server:
             status=status,
         )
 
-    def _check_version(self, message: bytes) -> None:
+    async def _check_version(self, message: bytes) -> None:
         """Raise if the server is too old for this call. It is asked once, or again while it is."""
         needed = version_needed(message)
         if needed > self._known_version:
-            self._known_version = self._version() or PROTOCOL_VERSION
+            self._known_version = await self._version() or PROTOCOL_VERSION
         if needed > self._known_version:
             raise self._too_old(self._known_version)
 
-    def _or_versions_differ(self, problem: AtollError) -> AtollError:
+    async def _or_versions_differ(self, problem: AtollError) -> AtollError:
         """For an answer that makes no sense: that server and SDK are of two versions, or else `problem`."""
-        theirs = self._version()
+        theirs = await self._version()
         if theirs is None or theirs == PROTOCOL_VERSION:
             return problem
         if theirs < PROTOCOL_VERSION:
@@ -232,11 +231,11 @@ class Server:
             sdk=PROTOCOL_VERSION,
         )
 
-    def _version(self) -> int | None:
+    async def _version(self) -> int | None:
         """That of the protocol which the server speaks; None if it cannot be learned."""
         try:
-            response = self.transport.request("GET", f"{self._prefix}/v1/server")
-            return msgspec.json.decode(response.read(MAX_ERROR), type=_Versions).protocol_version
+            response = await self.transport.request("GET", f"{self._prefix}/v1/server")
+            return msgspec.json.decode(await response.read(MAX_ERROR), type=_Versions).protocol_version
         except (AtollError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
@@ -263,24 +262,24 @@ class CallInput(Generic[Answer]):
         self._call = call
         self._upload = upload
 
-    def send(self, data: Bytes) -> None:
+    async def send(self, data: Bytes) -> None:
         """Raises the call's error, if it has failed meanwhile."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), INPUT_CHUNK):
             piece = view[start : start + INPUT_CHUNK]
-            if not self._upload.send(encode_header(FrameKind.INPUT, len(piece)), piece):
-                self._result()
+            if not await self._upload.send(encode_header(FrameKind.INPUT, len(piece)), piece):
+                await self._result()
                 raise misbehaved("it was done before it had everything")
-            pause(0)  # a server that takes everything at once must not keep us from everyone else
+            await pause(0)  # a server that takes everything at once must not keep us from everyone else
 
-    def finish(self) -> Answer:
+    async def finish(self) -> Answer:
         """What the call is answered with, after the end of its input."""
-        self._upload.send(encode_frame(FrameKind.INPUT))
-        return self._result()
+        await self._upload.send(encode_frame(FrameKind.INPUT))
+        return await self._result()
 
-    def _result(self) -> Answer:
-        frames = self._server.frames(self._call, self._upload.finish())
-        return frames.result()
+    async def _result(self) -> Answer:
+        frames = await self._server.frames(self._call, await self._upload.finish())
+        return await frames.result()
 
     def close(self) -> None:
         self._upload.close()
@@ -305,24 +304,24 @@ class Frames(Generic[Answer]):
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
 
-    def next(self) -> Frame:
+    async def next(self) -> Frame:
         """The next frame of output, or the result. A call that failed raises its error here.
 
         Whoever is cancelled here has lost nothing, and may ask again.
         """
-        while (frame := self._next()).kind in QUEUEING:
+        while (frame := await self._next()).kind in QUEUEING:
             pass
         return frame
 
-    def _next(self) -> Frame:
+    async def _next(self) -> Frame:
         while not self._frames:
-            chunk = self._next_chunk()
+            chunk = await self._next_chunk()
             if not chunk:
                 raise self._server.transport.lost("ended its answer before the result")
             self._feed(chunk)
         frame = self._frames[0]
         if frame.kind in (FrameKind.DONE, FrameKind.FAILED):
-            self._response.finish()
+            await self._response.finish()
         self._frames.popleft()  # not before: whoever is cancelled meanwhile and asks again must get it
         if frame.kind is FrameKind.FAILED:
             raise failure(frame)
@@ -331,12 +330,12 @@ class Frames(Generic[Answer]):
         self._turn.take(frame.kind)
         return frame
 
-    def _next_chunk(self) -> bytes:
+    async def _next_chunk(self) -> bytes:
         if self._left is None or self._turn.is_waiting:
-            return self._response.next_chunk(None)
+            return await self._response.next_chunk(None)
         began = time.monotonic()
         try:
-            chunk = self._response.next_chunk(self._left)
+            chunk = await self._response.next_chunk(self._left)
         except SilenceError as cause:
             message = f"the sandbox's agent was waited for longer than {self._patience:g} seconds"
             remedy = (
@@ -349,10 +348,10 @@ class Frames(Generic[Answer]):
             self._left -= waited
         return chunk
 
-    def result(self) -> Answer:
+    async def result(self) -> Answer:
         """What the call is answered with, if it streams nothing."""
         try:
-            return result(self._call, self.next())
+            return result(self._call, await self.next())
         finally:
             self.close()
 

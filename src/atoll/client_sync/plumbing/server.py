@@ -1,3 +1,4 @@
+# Generated from client/plumbing/server.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """A server as its clients see it: requests that end in a typed answer or a typed error."""
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from atoll.client.local_server import LocalServer
-from atoll.client.network import Address, NotYet, TcpAddress, UnixAddress
-from atoll.client.transport import CancelScope, Response, SilenceError, Transport, Upload
-from atoll.client.waiting import pause
+from atoll.client_sync.plumbing.local_server import LocalServer
+from atoll.client_sync.plumbing.network import Address, NotYet, TcpAddress, UnixAddress
+from atoll.client_sync.plumbing.transport import CancelScope, Response, SilenceError, Transport, Upload
+from atoll.client_sync.plumbing.waiting import pause
 from atoll.protocol.calls import Answer, Call, encode_call, failure, misbehaved, out_of_place, result
 from atoll.protocol.commands import Turn, session_of
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
@@ -82,7 +83,7 @@ class Server:
         """A copy, here or in another process, is the one that is shared there. A pickle has the key in it."""
         return shared_server, self._place
 
-    async def ask(
+    def ask(
         self,
         method: str,
         path: str,
@@ -93,24 +94,24 @@ class Server:
         scope: CancelScope | None = None,
     ) -> T:
         """The answer to a request, which must be an `answer`."""
-        response = await self._request(method, path, body, headers, scope)
-        body = await response.read()
+        response = self._request(method, path, body, headers, scope)
+        body = response.read()
         try:
             return msgspec.json.decode(body, type=answer)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
             if not _is_json(body):
                 raise self._no_atoll(response.status, body) from cause
             nonsense = self._nonsense(f"{method} {path} was answered with {cause}")
-            raise await self._or_versions_differ(nonsense) from cause
+            raise self._or_versions_differ(nonsense) from cause
 
-    async def tell(self, method: str, path: str, *, headers: str = "") -> None:
+    def tell(self, method: str, path: str, *, headers: str = "") -> None:
         """A request whose answer says nothing."""
-        response = await self._request(method, path, None, headers)
+        response = self._request(method, path, None, headers)
         if response.status != NO_CONTENT:
-            raise await self._not_ours(response)
-        await response.read()
+            raise self._not_ours(response)
+        response.read()
 
-    async def call(
+    def call(
         self,
         sandbox_id: str,
         call: Call[Answer],
@@ -122,9 +123,9 @@ class Server:
         """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
         message = encode_call(call)
         if SINCE:
-            await self._check_version(message)
+            self._check_version(message)
         first = encode_frame(FrameKind.CALL, message)
-        response = await self.transport.request(
+        response = self.transport.request(
             "POST",
             f"{self._prefix}/v1/sandboxes/{sandbox_id}/call",
             body=_body(first, stdin),
@@ -134,48 +135,48 @@ class Server:
             scope=scope,
         )
         patience = None if call.patience is None else call.patience + self.answer_grace
-        return await self.frames(call, response, patience)
+        return self.frames(call, response, patience)
 
-    async def begin_call(self, sandbox_id: str, call: Call[Answer], *, headers: str = "") -> CallInput[Answer]:
+    def begin_call(self, sandbox_id: str, call: Call[Answer], *, headers: str = "") -> CallInput[Answer]:
         """The same for a call whose input comes piece by piece."""
         target = f"{self._prefix}/v1/sandboxes/{sandbox_id}/call"
         message = encode_call(call)
         if SINCE:
-            await self._check_version(message)
-        upload = await self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
-        await upload.send(encode_frame(FrameKind.CALL, message))
+            self._check_version(message)
+        upload = self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
+        upload.send(encode_frame(FrameKind.CALL, message))
         return CallInput(self, call, upload)
 
-    async def frames(self, call: Call[Answer], response: Response, patience: float | None = None) -> Frames[Answer]:
-        await self._raise_for_status(response, FRAMES)
+    def frames(self, call: Call[Answer], response: Response, patience: float | None = None) -> Frames[Answer]:
+        self._raise_for_status(response, FRAMES)
         return Frames(self, call, response, patience)
 
-    async def stream(self, path: str, accept: str, scope: CancelScope | None = None) -> Response:
-        response = await self.transport.request("GET", self._prefix + path, accept=accept, scope=scope)
-        await self._raise_for_status(response, accept)
+    def stream(self, path: str, accept: str, scope: CancelScope | None = None) -> Response:
+        response = self.transport.request("GET", self._prefix + path, accept=accept, scope=scope)
+        self._raise_for_status(response, accept)
         return response
 
-    async def _request(
+    def _request(
         self, method: str, path: str, body: object, headers: str, scope: CancelScope | None = None
     ) -> Response:
         content = b"" if body is None else _encode_json(body)
-        response = await self.transport.request(method, self._prefix + path, body=content, headers=headers, scope=scope)
-        await self._raise_for_status(response)
+        response = self.transport.request(method, self._prefix + path, body=content, headers=headers, scope=scope)
+        self._raise_for_status(response)
         return response
 
-    async def _raise_for_status(self, response: Response, wanted: str = "") -> None:
+    def _raise_for_status(self, response: Response, wanted: str = "") -> None:
         """Also if it is no answer of the type that is wanted, which only another program gives."""
         if response.status < 300:
             if not response.content_type.startswith(wanted):
-                raise await self._not_ours(response)
+                raise self._not_ours(response)
             return
-        body = await response.read(MAX_ERROR)
+        body = response.read(MAX_ERROR)
         try:
             problem = from_body(msgspec.json.decode(body, type=ErrorBody))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             problem = self._foreign_error(response.status, body)
         if problem.code is ErrorCode.ROUTE_NOT_FOUND:
-            problem = await self._or_versions_differ(problem)
+            problem = self._or_versions_differ(problem)
         try:
             raise problem
         finally:
@@ -190,10 +191,10 @@ class Server:
             return error(ErrorCode.INVALID_API_KEY, shown, remedy="Check api_key= or ATOLL_API_KEY.")
         return self._no_atoll(status, body)
 
-    async def _not_ours(self, response: Response) -> AtollError:
+    def _not_ours(self, response: Response) -> AtollError:
         """For what is no answer to what was asked. It may have no end, so only its beginning is read."""
         try:
-            return self._no_atoll(response.status, await response.next_chunk())
+            return self._no_atoll(response.status, response.next_chunk())
         finally:
             response.close()
 
@@ -207,17 +208,17 @@ class Server:
             status=status,
         )
 
-    async def _check_version(self, message: bytes) -> None:
+    def _check_version(self, message: bytes) -> None:
         """Raise if the server is too old for this call. It is asked once, or again while it is."""
         needed = version_needed(message)
         if needed > self._known_version:
-            self._known_version = await self._version() or PROTOCOL_VERSION
+            self._known_version = self._version() or PROTOCOL_VERSION
         if needed > self._known_version:
             raise self._too_old(self._known_version)
 
-    async def _or_versions_differ(self, problem: AtollError) -> AtollError:
+    def _or_versions_differ(self, problem: AtollError) -> AtollError:
         """For an answer that makes no sense: that server and SDK are of two versions, or else `problem`."""
-        theirs = await self._version()
+        theirs = self._version()
         if theirs is None or theirs == PROTOCOL_VERSION:
             return problem
         if theirs < PROTOCOL_VERSION:
@@ -231,11 +232,11 @@ class Server:
             sdk=PROTOCOL_VERSION,
         )
 
-    async def _version(self) -> int | None:
+    def _version(self) -> int | None:
         """That of the protocol which the server speaks; None if it cannot be learned."""
         try:
-            response = await self.transport.request("GET", f"{self._prefix}/v1/server")
-            return msgspec.json.decode(await response.read(MAX_ERROR), type=_Versions).protocol_version
+            response = self.transport.request("GET", f"{self._prefix}/v1/server")
+            return msgspec.json.decode(response.read(MAX_ERROR), type=_Versions).protocol_version
         except (AtollError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
@@ -262,24 +263,24 @@ class CallInput(Generic[Answer]):
         self._call = call
         self._upload = upload
 
-    async def send(self, data: Bytes) -> None:
+    def send(self, data: Bytes) -> None:
         """Raises the call's error, if it has failed meanwhile."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), INPUT_CHUNK):
             piece = view[start : start + INPUT_CHUNK]
-            if not await self._upload.send(encode_header(FrameKind.INPUT, len(piece)), piece):
-                await self._result()
+            if not self._upload.send(encode_header(FrameKind.INPUT, len(piece)), piece):
+                self._result()
                 raise misbehaved("it was done before it had everything")
-            await pause(0)  # a server that takes everything at once must not keep us from everyone else
+            pause(0)  # a server that takes everything at once must not keep us from everyone else
 
-    async def finish(self) -> Answer:
+    def finish(self) -> Answer:
         """What the call is answered with, after the end of its input."""
-        await self._upload.send(encode_frame(FrameKind.INPUT))
-        return await self._result()
+        self._upload.send(encode_frame(FrameKind.INPUT))
+        return self._result()
 
-    async def _result(self) -> Answer:
-        frames = await self._server.frames(self._call, await self._upload.finish())
-        return await frames.result()
+    def _result(self) -> Answer:
+        frames = self._server.frames(self._call, self._upload.finish())
+        return frames.result()
 
     def close(self) -> None:
         self._upload.close()
@@ -304,24 +305,24 @@ class Frames(Generic[Answer]):
         self._decoder = FrameDecoder()
         self._frames: deque[Frame] = deque()
 
-    async def next(self) -> Frame:
+    def next(self) -> Frame:
         """The next frame of output, or the result. A call that failed raises its error here.
 
         Whoever is cancelled here has lost nothing, and may ask again.
         """
-        while (frame := await self._next()).kind in QUEUEING:
+        while (frame := self._next()).kind in QUEUEING:
             pass
         return frame
 
-    async def _next(self) -> Frame:
+    def _next(self) -> Frame:
         while not self._frames:
-            chunk = await self._next_chunk()
+            chunk = self._next_chunk()
             if not chunk:
                 raise self._server.transport.lost("ended its answer before the result")
             self._feed(chunk)
         frame = self._frames[0]
         if frame.kind in (FrameKind.DONE, FrameKind.FAILED):
-            await self._response.finish()
+            self._response.finish()
         self._frames.popleft()  # not before: whoever is cancelled meanwhile and asks again must get it
         if frame.kind is FrameKind.FAILED:
             raise failure(frame)
@@ -330,12 +331,12 @@ class Frames(Generic[Answer]):
         self._turn.take(frame.kind)
         return frame
 
-    async def _next_chunk(self) -> bytes:
+    def _next_chunk(self) -> bytes:
         if self._left is None or self._turn.is_waiting:
-            return await self._response.next_chunk(None)
+            return self._response.next_chunk(None)
         began = time.monotonic()
         try:
-            chunk = await self._response.next_chunk(self._left)
+            chunk = self._response.next_chunk(self._left)
         except SilenceError as cause:
             message = f"the sandbox's agent was waited for longer than {self._patience:g} seconds"
             remedy = (
@@ -348,10 +349,10 @@ class Frames(Generic[Answer]):
             self._left -= waited
         return chunk
 
-    async def result(self) -> Answer:
+    def result(self) -> Answer:
         """What the call is answered with, if it streams nothing."""
         try:
-            return result(self._call, await self.next())
+            return result(self._call, self.next())
         finally:
             self.close()
 

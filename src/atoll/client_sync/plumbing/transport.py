@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/transport.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/plumbing/transport.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """HTTP/1.1 to one server, over connections that are kept for the next request.
 
 Rules:
@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from atoll.client_sync.network import Bytes, NotYet, SourceError, Stream, TcpAddress, connect
-from atoll.client_sync.waiting import pause
+from atoll.client_sync.plumbing.network import Bytes, NotYet, SourceError, Stream, TcpAddress, connect
+from atoll.client_sync.plumbing.waiting import pause
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 if TYPE_CHECKING:
-    from atoll.client_sync.network import Address
+    from atoll.client_sync.plumbing.network import Address
 
 IDLE_CONNECTIONS = 16
 CONNECT_SECONDS = 10.0

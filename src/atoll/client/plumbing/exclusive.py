@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn, SupportsIndex
 
-from atoll.client.waiting import Lock
+from atoll.client.plumbing.waiting import Lock
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 

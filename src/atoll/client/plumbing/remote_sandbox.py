@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from atoll.client.server import CallInput, Frames, Input, Server
-from atoll.client.transport import CancelScope, Response
+from atoll.client.plumbing.server import CallInput, Frames, Input, Server
+from atoll.client.plumbing.transport import CancelScope, Response
 from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, NotFoundError, error
 from atoll.protocol.sandboxes import MUST_EXIST, SandboxInfo, SandboxOptions

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from atoll.client.network import Stream, UnixAddress, connect
-from atoll.client.transport import CONNECT_SECONDS
-from atoll.client.waiting import is_readable, pause
+from atoll.client.plumbing.network import Stream, UnixAddress, connect
+from atoll.client.plumbing.transport import CONNECT_SECONDS
+from atoll.client.plumbing.waiting import is_readable, pause
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 STATE_DIRECTORY = "/var/lib/atoll"

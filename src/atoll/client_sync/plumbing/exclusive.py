@@ -1,11 +1,11 @@
-# Generated from src/atoll/client/exclusive.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/plumbing/exclusive.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """Exclusive things: a stream, a view, an open file, each used by one at a time."""
 
 from __future__ import annotations
 
 from typing import NoReturn, SupportsIndex
 
-from atoll.client_sync.waiting import Lock
+from atoll.client_sync.plumbing.waiting import Lock
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 

@@ -29,7 +29,7 @@ async def wait_for_socket(
     """Whether the socket became ready within `seconds`, or ever; or `source`, from which something is to be read."""
     loop = asyncio.get_running_loop()
     if PROACTOR is not None and isinstance(loop, PROACTOR):
-        from atoll.client.proactor import wait_elsewhere  # on Windows alone
+        from atoll.client.plumbing.proactor import wait_elsewhere  # on Windows alone
 
         return await wait_elsewhere(descriptor, reading=reading, writing=writing, seconds=seconds, source=source)
     ready: asyncio.Future[bool] = loop.create_future()

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Self, TypeVar
 
-from atoll.client.exclusive import Exclusive
-from atoll.client.transport import CancelScope
-from atoll.client.waiting import CANCELLATIONS
+from atoll.client.plumbing.exclusive import Exclusive
+from atoll.client.plumbing.transport import CancelScope
+from atoll.client.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.errors import AtollError
 
 T = TypeVar("T")

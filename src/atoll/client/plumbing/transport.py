@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from atoll.client.network import Bytes, NotYet, SourceError, Stream, TcpAddress, connect
-from atoll.client.waiting import pause
+from atoll.client.plumbing.network import Bytes, NotYet, SourceError, Stream, TcpAddress, connect
+from atoll.client.plumbing.waiting import pause
 from atoll.protocol.errors import AtollError, ErrorCode, error
 
 if TYPE_CHECKING:
-    from atoll.client.network import Address
+    from atoll.client.plumbing.network import Address
 
 IDLE_CONNECTIONS = 16
 CONNECT_SECONDS = 10.0

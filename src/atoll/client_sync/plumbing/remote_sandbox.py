@@ -1,4 +1,4 @@
-# Generated from src/atoll/client/remote_sandbox.py by scripts/build_sync_client.py: do not edit, run `make sync`.
+# Generated from client/plumbing/remote_sandbox.py by scripts/build_sync_client.py: do not edit, run `make sync`.
 """One sandbox at its server, and the options it is made with, if there are any.
 
 They are sent before the first operation. Whoever destroys the sandbox later need not be us: so every request says that
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from atoll.client_sync.server import CallInput, Frames, Input, Server
-from atoll.client_sync.transport import CancelScope, Response
+from atoll.client_sync.plumbing.server import CallInput, Frames, Input, Server
+from atoll.client_sync.plumbing.transport import CancelScope, Response
 from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, NotFoundError, error
 from atoll.protocol.sandboxes import MUST_EXIST, SandboxInfo, SandboxOptions

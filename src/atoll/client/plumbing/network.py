@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.client.waiting import is_readable, look_up, pause, wait_for_socket
+from atoll.client.plumbing.waiting import is_readable, look_up, pause, wait_for_socket
 from atoll.protocol.errors import ErrorCode, error
 
 if TYPE_CHECKING:
