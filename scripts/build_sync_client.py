@@ -30,6 +30,7 @@ TWINS = {"blocking_waiting.py": "waiting.py"}
 ASYNC_ONLY = {"proactor.py"}
 
 WORDS = [
+    (r"\n    close = aclose\n", ""),  # the async half has this name as well
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\bAwaitable\[(\w+(?:\[\w+\])?)\]", r"\1"),

@@ -11,7 +11,7 @@ from atoll.cli.options import id_argument, server_options
 from atoll.cli.tables import print_document
 from atoll.client_sync.commands import Command
 from atoll.client_sync.sandbox import get_sandbox
-from atoll.protocol.processes import RestartPolicy
+from atoll.protocol.processes import RestartPolicy, parse_restart
 
 PROGRAM = re.compile(r"[A-Za-z0-9_.+@%,:/-]+")  # nothing in it means anything to a shell
 
@@ -47,7 +47,7 @@ def start(
     """
     with get_sandbox(sandbox_id, url=url, api_key=api_key) as sandbox:
         process = sandbox.start_process(
-            to_process(words), process_id=name, cwd=cwd, env=dict(env), timeout=timeout, restart=restart
+            to_process(words), process_id=name, cwd=cwd, env=dict(env), timeout=timeout, restart=parse_restart(restart)
         )
     if as_json:
         print_document(process.info)

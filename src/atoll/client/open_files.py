@@ -117,6 +117,8 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
         self._is_over = True
         self._scope.cancel()
 
+    close = aclose
+
     def __repr__(self) -> str:
         return f"<AsyncFileStream of {os.fsdecode(self._call.path)!r}>"
 
@@ -248,6 +250,8 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
     async def aclose(self) -> None:
         self.closed = True
         await self._drop_stream()
+
+    close = aclose
 
     def __aiter__(self) -> AsyncFileReader:
         return self
@@ -403,6 +407,8 @@ class AsyncFileWriter(Exclusive):
                 self.info = await (await self._begin()).finish()
             finally:
                 self.abort()
+
+    close = aclose
 
     def abort(self) -> None:
         """Leave everything as it was. Waits for nobody: what is being written is an error."""

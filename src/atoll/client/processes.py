@@ -5,15 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any, Literal, SupportsIndex
 
 import msgspec
 
 from atoll.client.commands import Environment
+from atoll.client.handles import Handle
 from atoll.client.plumbing.feeds import AsyncFeed
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.plumbing.server import Frames
-from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
-from atoll.protocol.durations import parse_duration
+from atoll.protocol.arguments import (
+    Directory,
+    Word,
+    check_command,
+    check_directory,
+    check_flag,
+    check_number_seen,
+    check_variables,
+    to_whole,
+    wrong_argument,
+)
+from atoll.protocol.durations import Duration, parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame
 from atoll.protocol.process_log import Dropped, Exited, LogEvent, LogEvents, LogFold, WholeLog, Written
@@ -33,6 +45,7 @@ from atoll.protocol.processes import (
     StreamProcessLog,
     WaitForExit,
     WaitForPort,
+    check_port,
     check_wait,
     exited_early,
     last_lines,
@@ -43,7 +56,8 @@ from atoll.protocol.processes import (
 )
 from atoll.values.processes import LogMatch, LogSearch, ProcessEvent, ProcessLogs
 
-StatusGiven = int | Sequence[int]
+StatusGiven = SupportsIndex | Sequence[SupportsIndex]
+Restart = RestartPolicy | Literal["on-failure", "always"]
 
 
 class AsyncProcesses:
@@ -54,13 +68,13 @@ class AsyncProcesses:
 
     async def start_process(
         self,
-        command: str | Sequence[str],
+        command: str | Sequence[Word],
         *,
         process_id: str | None = None,
-        cwd: str | None = None,
+        cwd: Directory | None = None,
         env: Environment | None = None,
-        timeout: float | str | None = None,
-        restart: RestartPolicy | str | None = None,
+        timeout: Duration | None = None,
+        restart: Restart | None = None,
     ) -> AsyncProcess:
         """Start a process that goes on in the background, also when this program, the session or the server is gone.
 
@@ -70,7 +84,7 @@ class AsyncProcesses:
         or `"always"` starts it again when it has ended, after a pause that grows.
         """
         call = StartProcess(
-            command=_checked_command(command),
+            command=check_command(command),
             process_id=None if process_id is None else parse_process_id(process_id),
             session_id=self._session_id,
             cwd=check_directory(cwd),
@@ -102,7 +116,7 @@ class AsyncProcesses:
             raise
         return not info.status.is_over
 
-    async def kill_process(self, id: str, signal: str | int = "SIGTERM") -> AsyncProcess:
+    async def kill_process(self, id: str, signal: str | SupportsIndex = "SIGTERM") -> AsyncProcess:
         """Send a signal to a process and all it has started. One that is over is no error.
 
         SIGTERM is followed by SIGKILL after five seconds. With these two it returns when the process has ended.
@@ -122,7 +136,9 @@ class AsyncProcesses:
         """What is kept of its output: the latest megabytes."""
         return await _read_logs(self._sandbox, parse_process_id(id))
 
-    def stream_process_logs(self, id: str, follow: bool = True, since: int | None = None) -> AsyncProcessStream:
+    def stream_process_logs(
+        self, id: str, follow: bool = True, since: SupportsIndex | None = None
+    ) -> AsyncProcessStream:
         """What is kept of its output, then what comes, as it comes:
 
             async for event in sandbox.stream_process_logs("server"):
@@ -135,8 +151,11 @@ class AsyncProcesses:
         return _stream(self._sandbox, id, follow, since)
 
 
-class AsyncProcess:
-    """A background process as it was when somebody asked; `refresh()` asks again."""
+class AsyncProcess(Handle):
+    """A background process as it was when somebody asked; `refresh()` asks again.
+
+    Two of the same id are equal, also if it runs in one and is over in the other.
+    """
 
     def __init__(self, sandbox: RemoteSandbox, info: ProcessInfo) -> None:
         self._sandbox = sandbox
@@ -200,11 +219,15 @@ class AsyncProcess:
         """All of that, as one value."""
         return self._info
 
+    def to_dict(self) -> dict[str, Any]:
+        """All of that, as `json.dumps` takes it."""
+        return self._info.to_dict()
+
     async def refresh(self) -> AsyncProcess:
         """The process as it is now."""
         return AsyncProcess(self._sandbox, await self._sandbox.ask(GetProcess(process_id=self.id)))
 
-    async def kill(self, signal: str | int = "SIGTERM") -> AsyncProcess:
+    async def kill(self, signal: str | SupportsIndex = "SIGTERM") -> AsyncProcess:
         """As `kill_process`."""
         call = KillProcess(process_id=self.id, signal=parse_signal(signal))
         return AsyncProcess(self._sandbox, await self._sandbox.ask(call))
@@ -213,11 +236,11 @@ class AsyncProcess:
         """As `get_process_logs`."""
         return await _read_logs(self._sandbox, self.id)
 
-    def stream_logs(self, follow: bool = True, since: int | None = None) -> AsyncProcessStream:
+    def stream_logs(self, follow: bool = True, since: SupportsIndex | None = None) -> AsyncProcessStream:
         """As `stream_process_logs`."""
         return _stream(self._sandbox, self.id, follow, since)
 
-    async def wait_for_log(self, wanted: str | re.Pattern[str], *, timeout: float | str | None = None) -> LogMatch:
+    async def wait_for_log(self, wanted: str | re.Pattern[str], *, timeout: Duration | None = None) -> LogMatch:
         """Wait until something is in the log; what is there already counts.
 
         A string is found wherever it is, a compiled pattern is tried on each line. PROCESS_READY_TIMEOUT, which is a
@@ -246,12 +269,12 @@ class AsyncProcess:
 
     async def wait_for_port(
         self,
-        port: int,
+        port: SupportsIndex,
         *,
-        mode: PortMode | str = PortMode.HTTP,
+        mode: PortMode | Literal["http", "tcp"] = PortMode.HTTP,
         path: str = "/",
         status: StatusGiven = OK_STATUS,
-        timeout: float | str | None = None,
+        timeout: Duration | None = None,
     ) -> AsyncProcess:
         """Wait until something inside takes connections on `port`, and with mode="http" answers GET `path`.
 
@@ -263,7 +286,7 @@ class AsyncProcess:
             raise wrong_argument("path", path, "is not a path of a URL", "Give text that begins with /.")
         call = WaitForPort(
             process_id=self.id,
-            port=port,
+            port=check_port(port),
             mode=_checked_mode(mode),
             path=path,
             min_status=lowest,
@@ -272,7 +295,7 @@ class AsyncProcess:
         )
         return AsyncProcess(self._sandbox, await self._sandbox.ask(check_wait(call)))
 
-    async def wait_for_exit(self, *, timeout: float | str | None = None) -> AsyncProcess:
+    async def wait_for_exit(self, *, timeout: Duration | None = None) -> AsyncProcess:
         """The process once it is over, for good if it is one that restarts. PROCESS_EXIT_TIMEOUT if the time is up."""
         call = WaitForExit(process_id=self.id, timeout=_seconds(timeout))
         return AsyncProcess(self._sandbox, await self._sandbox.ask(call))
@@ -335,29 +358,17 @@ async def _read_logs(sandbox: RemoteSandbox, process_id: str) -> ProcessLogs:
     return ProcessLogs(stdout_bytes=log.stdout, stderr_bytes=log.stderr, number=log.number, dropped=log.dropped)
 
 
-def _stream(sandbox: RemoteSandbox, process_id: str, follow: bool, since: int | None) -> AsyncProcessStream:
-    if since is not None and (isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 2**63):
-        remedy = "Give the number of the last event you have seen."
-        raise wrong_argument("since", since, "is not an event's number", remedy)
-    call = StreamProcessLog(
-        process_id=parse_process_id(process_id), since=since or 0, follow=check_flag(follow, "follow")
-    )
+def _stream(sandbox: RemoteSandbox, process_id: str, follow: bool, since: SupportsIndex | None) -> AsyncProcessStream:
+    number = check_number_seen(since)
+    call = StreamProcessLog(process_id=parse_process_id(process_id), since=number, follow=check_flag(follow, "follow"))
     return AsyncProcessStream(sandbox, call)
-
-
-def _checked_command(command: str | Sequence[str]) -> str | list[str]:
-    if isinstance(command, str):
-        return command
-    if isinstance(command, list | tuple) and command and all(isinstance(word, str) for word in command):
-        return list(command)
-    remedy = "Give a string for a shell, or a list of at least one word."
-    raise wrong_argument("command", command, "is not a command", remedy=remedy, code=ErrorCode.INVALID_COMMAND)
 
 
 def _checked_status(status: StatusGiven) -> tuple[int, int]:
     """The lowest and the highest that count."""
-    bounds = (status, status) if isinstance(status, int) else tuple(status) if isinstance(status, Sequence) else ()
-    if len(bounds) != 2 or not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds):
+    given = status if isinstance(status, Sequence) else (status, status)
+    bounds = [number for bound in given if (number := to_whole(bound)) is not None]
+    if len(given) != 2 or len(bounds) != 2:
         raise wrong_argument("status", status, "is no HTTP status", remedy="Give one, or the lowest and the highest.")
     return bounds[0], bounds[1]
 
@@ -369,5 +380,5 @@ def _checked_mode(mode: PortMode | str) -> PortMode:
         raise wrong_argument("mode", mode, "is no way to ask a port", remedy='Use "http" or "tcp".') from cause
 
 
-def _seconds(timeout: float | str | None) -> float | None:
+def _seconds(timeout: Duration | None) -> float | None:
     return None if timeout is None else parse_duration(timeout)

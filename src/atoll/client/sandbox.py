@@ -13,6 +13,7 @@ from atoll.client import sessions
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.events import AsyncEventStream
 from atoll.client.files import AsyncFiles
+from atoll.client.handles import Handle
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.plumbing.server import Server, find_server
 from atoll.client.processes import AsyncProcesses
@@ -158,7 +159,7 @@ async def _walk_pages(server: Server, conditions: list[str], most: int, place: s
     return found
 
 
-class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
+class AsyncSandbox(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from
@@ -271,6 +272,8 @@ class AsyncSandbox(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
     async def aclose(self) -> None:
         """Release its connections. It stays usable."""
         self._sandbox.server.transport.close_idle()
+
+    close = aclose
 
     async def __aenter__(self) -> AsyncSandbox:
         return self

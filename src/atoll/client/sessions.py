@@ -10,6 +10,7 @@ import secrets
 
 from atoll.client.commands import AsyncCommands, Environment
 from atoll.client.files import AsyncFiles
+from atoll.client.handles import Handle
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.processes import AsyncProcesses
 from atoll.client.terminals import AsyncTerminals
@@ -25,7 +26,7 @@ from atoll.protocol.sessions import (
 )
 
 
-class AsyncSession(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
+class AsyncSession(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

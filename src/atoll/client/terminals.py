@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import SupportsIndex
 
 from atoll.client.commands import Environment, Stdin, input_chunks
+from atoll.client.handles import Handle
 from atoll.client.plumbing.exclusive import Exclusive
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.plumbing.server import Frames
 from atoll.client.plumbing.transport import CancelScope
 from atoll.client.plumbing.waiting import CANCELLATIONS
-from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
+from atoll.protocol.arguments import Directory, Word, check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.terminals import (
     DEFAULT_COLS,
@@ -41,20 +43,20 @@ class AsyncTerminals:
 
     async def create_terminal(
         self,
-        cols: int = DEFAULT_COLS,
-        rows: int = DEFAULT_ROWS,
-        shell: str | Sequence[str] | None = None,
-        cwd: str | None = None,
+        cols: SupportsIndex = DEFAULT_COLS,
+        rows: SupportsIndex = DEFAULT_ROWS,
+        shell: Word | Sequence[Word] | None = None,
+        cwd: Directory | None = None,
         env: Environment | None = None,
     ) -> AsyncTerminal:
         """A program with a terminal of its own, which runs until it ends or is closed, whoever looks.
 
         `shell` is a program, or a list of a program and its arguments; if not given, the sandbox's bash or sh.
         """
-        check_size(cols, rows)
+        width, height = check_size(cols, rows)
         words, directory, variables = to_words(shell), check_directory(cwd), check_variables(env)
         call = CreateTerminal(
-            cols=cols, rows=rows, shell=words, cwd=directory, env=variables, session_id=self._session_id
+            cols=width, rows=height, shell=words, cwd=directory, env=variables, session_id=self._session_id
         )
         return AsyncTerminal(self._sandbox, await self._sandbox.ask(call))
 
@@ -67,7 +69,7 @@ class AsyncTerminals:
         return AsyncTerminal(self._sandbox, await find_terminal(self._sandbox, id))
 
 
-class AsyncTerminal:
+class AsyncTerminal(Handle):
     """A program on a pty. Any number of viewers may look at it, from anywhere, and write to it."""
 
     def __init__(self, sandbox: RemoteSandbox, info: TerminalInfo) -> None:
@@ -108,9 +110,9 @@ class AsyncTerminal:
         for start in range(0, len(raw), MAX_WRITE):
             await self._sandbox.ask(WriteTerminal(terminal_id=self.id, data=raw[start : start + MAX_WRITE]))
 
-    async def resize(self, cols: int, rows: int) -> None:
-        check_size(cols, rows)
-        await self._sandbox.ask(ResizeTerminal(terminal_id=self.id, cols=cols, rows=rows))
+    async def resize(self, cols: SupportsIndex, rows: SupportsIndex) -> None:
+        width, height = check_size(cols, rows)
+        await self._sandbox.ask(ResizeTerminal(terminal_id=self.id, cols=width, rows=height))
 
     async def wait(self) -> int:
         """Wait for its program to end; the exit code, 128 + signal if it was killed."""
@@ -162,7 +164,7 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
     async def write(self, data: str | bytes) -> None:
         await self.terminal.write(data)
 
-    async def resize(self, cols: int, rows: int) -> None:
+    async def resize(self, cols: SupportsIndex, rows: SupportsIndex) -> None:
         await self.terminal.resize(cols, rows)
 
     async def wait(self) -> int:
@@ -174,6 +176,8 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
     async def aclose(self) -> None:
         self._is_over = True
         self._scope.cancel()
+
+    close = aclose
 
     def __aiter__(self) -> AsyncTerminalView:
         return self

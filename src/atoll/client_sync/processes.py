@@ -6,15 +6,27 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any, Literal, SupportsIndex
 
 import msgspec
 
 from atoll.client_sync.commands import Environment
+from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.feeds import Feed
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.plumbing.server import Frames
-from atoll.protocol.arguments import check_directory, check_flag, check_variables, wrong_argument
-from atoll.protocol.durations import parse_duration
+from atoll.protocol.arguments import (
+    Directory,
+    Word,
+    check_command,
+    check_directory,
+    check_flag,
+    check_number_seen,
+    check_variables,
+    to_whole,
+    wrong_argument,
+)
+from atoll.protocol.durations import Duration, parse_duration
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame
 from atoll.protocol.process_log import Dropped, Exited, LogEvent, LogEvents, LogFold, WholeLog, Written
@@ -34,6 +46,7 @@ from atoll.protocol.processes import (
     StreamProcessLog,
     WaitForExit,
     WaitForPort,
+    check_port,
     check_wait,
     exited_early,
     last_lines,
@@ -44,7 +57,8 @@ from atoll.protocol.processes import (
 )
 from atoll.values.processes import LogMatch, LogSearch, ProcessEvent, ProcessLogs
 
-StatusGiven = int | Sequence[int]
+StatusGiven = SupportsIndex | Sequence[SupportsIndex]
+Restart = RestartPolicy | Literal["on-failure", "always"]
 
 
 class Processes:
@@ -55,13 +69,13 @@ class Processes:
 
     def start_process(
         self,
-        command: str | Sequence[str],
+        command: str | Sequence[Word],
         *,
         process_id: str | None = None,
-        cwd: str | None = None,
+        cwd: Directory | None = None,
         env: Environment | None = None,
-        timeout: float | str | None = None,
-        restart: RestartPolicy | str | None = None,
+        timeout: Duration | None = None,
+        restart: Restart | None = None,
     ) -> Process:
         """Start a process that goes on in the background, also when this program, the session or the server is gone.
 
@@ -71,7 +85,7 @@ class Processes:
         or `"always"` starts it again when it has ended, after a pause that grows.
         """
         call = StartProcess(
-            command=_checked_command(command),
+            command=check_command(command),
             process_id=None if process_id is None else parse_process_id(process_id),
             session_id=self._session_id,
             cwd=check_directory(cwd),
@@ -103,7 +117,7 @@ class Processes:
             raise
         return not info.status.is_over
 
-    def kill_process(self, id: str, signal: str | int = "SIGTERM") -> Process:
+    def kill_process(self, id: str, signal: str | SupportsIndex = "SIGTERM") -> Process:
         """Send a signal to a process and all it has started. One that is over is no error.
 
         SIGTERM is followed by SIGKILL after five seconds. With these two it returns when the process has ended.
@@ -123,7 +137,7 @@ class Processes:
         """What is kept of its output: the latest megabytes."""
         return _read_logs(self._sandbox, parse_process_id(id))
 
-    def stream_process_logs(self, id: str, follow: bool = True, since: int | None = None) -> ProcessStream:
+    def stream_process_logs(self, id: str, follow: bool = True, since: SupportsIndex | None = None) -> ProcessStream:
         """What is kept of its output, then what comes, as it comes:
 
             for event in sandbox.stream_process_logs("server"):
@@ -136,8 +150,11 @@ class Processes:
         return _stream(self._sandbox, id, follow, since)
 
 
-class Process:
-    """A background process as it was when somebody asked; `refresh()` asks again."""
+class Process(Handle):
+    """A background process as it was when somebody asked; `refresh()` asks again.
+
+    Two of the same id are equal, also if it runs in one and is over in the other.
+    """
 
     def __init__(self, sandbox: RemoteSandbox, info: ProcessInfo) -> None:
         self._sandbox = sandbox
@@ -201,11 +218,15 @@ class Process:
         """All of that, as one value."""
         return self._info
 
+    def to_dict(self) -> dict[str, Any]:
+        """All of that, as `json.dumps` takes it."""
+        return self._info.to_dict()
+
     def refresh(self) -> Process:
         """The process as it is now."""
         return Process(self._sandbox, self._sandbox.ask(GetProcess(process_id=self.id)))
 
-    def kill(self, signal: str | int = "SIGTERM") -> Process:
+    def kill(self, signal: str | SupportsIndex = "SIGTERM") -> Process:
         """As `kill_process`."""
         call = KillProcess(process_id=self.id, signal=parse_signal(signal))
         return Process(self._sandbox, self._sandbox.ask(call))
@@ -214,11 +235,11 @@ class Process:
         """As `get_process_logs`."""
         return _read_logs(self._sandbox, self.id)
 
-    def stream_logs(self, follow: bool = True, since: int | None = None) -> ProcessStream:
+    def stream_logs(self, follow: bool = True, since: SupportsIndex | None = None) -> ProcessStream:
         """As `stream_process_logs`."""
         return _stream(self._sandbox, self.id, follow, since)
 
-    def wait_for_log(self, wanted: str | re.Pattern[str], *, timeout: float | str | None = None) -> LogMatch:
+    def wait_for_log(self, wanted: str | re.Pattern[str], *, timeout: Duration | None = None) -> LogMatch:
         """Wait until something is in the log; what is there already counts.
 
         A string is found wherever it is, a compiled pattern is tried on each line. PROCESS_READY_TIMEOUT, which is a
@@ -247,12 +268,12 @@ class Process:
 
     def wait_for_port(
         self,
-        port: int,
+        port: SupportsIndex,
         *,
-        mode: PortMode | str = PortMode.HTTP,
+        mode: PortMode | Literal["http", "tcp"] = PortMode.HTTP,
         path: str = "/",
         status: StatusGiven = OK_STATUS,
-        timeout: float | str | None = None,
+        timeout: Duration | None = None,
     ) -> Process:
         """Wait until something inside takes connections on `port`, and with mode="http" answers GET `path`.
 
@@ -264,7 +285,7 @@ class Process:
             raise wrong_argument("path", path, "is not a path of a URL", "Give text that begins with /.")
         call = WaitForPort(
             process_id=self.id,
-            port=port,
+            port=check_port(port),
             mode=_checked_mode(mode),
             path=path,
             min_status=lowest,
@@ -273,7 +294,7 @@ class Process:
         )
         return Process(self._sandbox, self._sandbox.ask(check_wait(call)))
 
-    def wait_for_exit(self, *, timeout: float | str | None = None) -> Process:
+    def wait_for_exit(self, *, timeout: Duration | None = None) -> Process:
         """The process once it is over, for good if it is one that restarts. PROCESS_EXIT_TIMEOUT if the time is up."""
         call = WaitForExit(process_id=self.id, timeout=_seconds(timeout))
         return Process(self._sandbox, self._sandbox.ask(call))
@@ -336,29 +357,17 @@ def _read_logs(sandbox: RemoteSandbox, process_id: str) -> ProcessLogs:
     return ProcessLogs(stdout_bytes=log.stdout, stderr_bytes=log.stderr, number=log.number, dropped=log.dropped)
 
 
-def _stream(sandbox: RemoteSandbox, process_id: str, follow: bool, since: int | None) -> ProcessStream:
-    if since is not None and (isinstance(since, bool) or not isinstance(since, int) or not 0 <= since < 2**63):
-        remedy = "Give the number of the last event you have seen."
-        raise wrong_argument("since", since, "is not an event's number", remedy)
-    call = StreamProcessLog(
-        process_id=parse_process_id(process_id), since=since or 0, follow=check_flag(follow, "follow")
-    )
+def _stream(sandbox: RemoteSandbox, process_id: str, follow: bool, since: SupportsIndex | None) -> ProcessStream:
+    number = check_number_seen(since)
+    call = StreamProcessLog(process_id=parse_process_id(process_id), since=number, follow=check_flag(follow, "follow"))
     return ProcessStream(sandbox, call)
-
-
-def _checked_command(command: str | Sequence[str]) -> str | list[str]:
-    if isinstance(command, str):
-        return command
-    if isinstance(command, list | tuple) and command and all(isinstance(word, str) for word in command):
-        return list(command)
-    remedy = "Give a string for a shell, or a list of at least one word."
-    raise wrong_argument("command", command, "is not a command", remedy=remedy, code=ErrorCode.INVALID_COMMAND)
 
 
 def _checked_status(status: StatusGiven) -> tuple[int, int]:
     """The lowest and the highest that count."""
-    bounds = (status, status) if isinstance(status, int) else tuple(status) if isinstance(status, Sequence) else ()
-    if len(bounds) != 2 or not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds):
+    given = status if isinstance(status, Sequence) else (status, status)
+    bounds = [number for bound in given if (number := to_whole(bound)) is not None]
+    if len(given) != 2 or len(bounds) != 2:
         raise wrong_argument("status", status, "is no HTTP status", remedy="Give one, or the lowest and the highest.")
     return bounds[0], bounds[1]
 
@@ -370,5 +379,5 @@ def _checked_mode(mode: PortMode | str) -> PortMode:
         raise wrong_argument("mode", mode, "is no way to ask a port", remedy='Use "http" or "tcp".') from cause
 
 
-def _seconds(timeout: float | str | None) -> float | None:
+def _seconds(timeout: Duration | None) -> float | None:
     return None if timeout is None else parse_duration(timeout)

@@ -14,6 +14,7 @@ from atoll.client_sync import sessions
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.events import EventStream
 from atoll.client_sync.files import Files
+from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.plumbing.server import Server, find_server
 from atoll.client_sync.processes import Processes
@@ -159,7 +160,7 @@ def _walk_pages(server: Server, conditions: list[str], most: int, place: str) ->
     return found
 
 
-class Sandbox(Commands, Files, Processes, Terminals):
+class Sandbox(Handle, Commands, Files, Processes, Terminals):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

@@ -11,6 +11,7 @@ import secrets
 
 from atoll.client_sync.commands import Commands, Environment
 from atoll.client_sync.files import Files
+from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.processes import Processes
 from atoll.client_sync.terminals import Terminals
@@ -26,7 +27,7 @@ from atoll.protocol.sessions import (
 )
 
 
-class Session(Commands, Files, Processes, Terminals):
+class Session(Handle, Commands, Files, Processes, Terminals):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

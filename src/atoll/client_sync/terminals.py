@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import SupportsIndex
 
 from atoll.client_sync.commands import Environment, Stdin, input_chunks
+from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.exclusive import Exclusive
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.plumbing.server import Frames
 from atoll.client_sync.plumbing.transport import CancelScope
 from atoll.client_sync.plumbing.waiting import CANCELLATIONS
-from atoll.protocol.arguments import check_directory, check_variables, wrong_argument
+from atoll.protocol.arguments import Directory, Word, check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.terminals import (
     DEFAULT_COLS,
@@ -42,20 +44,20 @@ class Terminals:
 
     def create_terminal(
         self,
-        cols: int = DEFAULT_COLS,
-        rows: int = DEFAULT_ROWS,
-        shell: str | Sequence[str] | None = None,
-        cwd: str | None = None,
+        cols: SupportsIndex = DEFAULT_COLS,
+        rows: SupportsIndex = DEFAULT_ROWS,
+        shell: Word | Sequence[Word] | None = None,
+        cwd: Directory | None = None,
         env: Environment | None = None,
     ) -> Terminal:
         """A program with a terminal of its own, which runs until it ends or is closed, whoever looks.
 
         `shell` is a program, or a list of a program and its arguments; if not given, the sandbox's bash or sh.
         """
-        check_size(cols, rows)
+        width, height = check_size(cols, rows)
         words, directory, variables = to_words(shell), check_directory(cwd), check_variables(env)
         call = CreateTerminal(
-            cols=cols, rows=rows, shell=words, cwd=directory, env=variables, session_id=self._session_id
+            cols=width, rows=height, shell=words, cwd=directory, env=variables, session_id=self._session_id
         )
         return Terminal(self._sandbox, self._sandbox.ask(call))
 
@@ -68,7 +70,7 @@ class Terminals:
         return Terminal(self._sandbox, find_terminal(self._sandbox, id))
 
 
-class Terminal:
+class Terminal(Handle):
     """A program on a pty. Any number of viewers may look at it, from anywhere, and write to it."""
 
     def __init__(self, sandbox: RemoteSandbox, info: TerminalInfo) -> None:
@@ -109,9 +111,9 @@ class Terminal:
         for start in range(0, len(raw), MAX_WRITE):
             self._sandbox.ask(WriteTerminal(terminal_id=self.id, data=raw[start : start + MAX_WRITE]))
 
-    def resize(self, cols: int, rows: int) -> None:
-        check_size(cols, rows)
-        self._sandbox.ask(ResizeTerminal(terminal_id=self.id, cols=cols, rows=rows))
+    def resize(self, cols: SupportsIndex, rows: SupportsIndex) -> None:
+        width, height = check_size(cols, rows)
+        self._sandbox.ask(ResizeTerminal(terminal_id=self.id, cols=width, rows=height))
 
     def wait(self) -> int:
         """Wait for its program to end; the exit code, 128 + signal if it was killed."""
@@ -163,7 +165,7 @@ class TerminalView(Exclusive, Iterator[bytes]):
     def write(self, data: str | bytes) -> None:
         self.terminal.write(data)
 
-    def resize(self, cols: int, rows: int) -> None:
+    def resize(self, cols: SupportsIndex, rows: SupportsIndex) -> None:
         self.terminal.resize(cols, rows)
 
     def wait(self) -> int:

@@ -1,7 +1,12 @@
-"""Arguments of users: each checked, or a typed error that names it, its value and what to give."""
+"""Arguments of users: each checked, or a typed error that names it, its value and what to give.
+
+Numbers are of any type that is one, also NumPy's; a path is text or a path object.
+"""
 
 from __future__ import annotations
 
+import operator
+import os
 import re
 from collections.abc import Mapping
 from typing import TypeVar
@@ -11,6 +16,9 @@ from atoll.protocol.errors import AtollError, ErrorCode, error, shown
 
 MAX_NUMBER = 2**63 - 1  # of what travels, and of what files are measured in
 _SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+Word = str | os.PathLike[str]
+Directory = str | os.PathLike[str]
 
 T = TypeVar("T")
 Value = TypeVar("Value", str, str | None)
@@ -29,29 +37,79 @@ def check_flag(value: object, name: str) -> bool:
     return value
 
 
+def to_whole(value: object) -> int | None:
+    """A whole number of any type that has them; None for all else. True and False are none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def to_number(value: object) -> float | None:
+    """A number of any type, but of text; None for all else, and for one that no float can be."""
+    if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):  # also an array of several
+        return None
+
+
 def check_count(value: object, name: str) -> int:
     """A number of bytes."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
+    number = to_whole(value)
+    if number is None or not 0 <= number <= MAX_NUMBER:
         raise wrong_argument(name, value, "is not a number of bytes", f"Give a whole number from 0 to {MAX_NUMBER}.")
-    return value
+    return number
 
 
 def check_offset(value: object, name: str = "offset") -> int:
     """How far to go, in bytes, in either direction."""
-    if isinstance(value, bool) or not isinstance(value, int) or not -MAX_NUMBER <= value <= MAX_NUMBER:
+    number = to_whole(value)
+    if number is None or not -MAX_NUMBER <= number <= MAX_NUMBER:
         remedy = f"Give a whole number of bytes, {MAX_NUMBER} at most."
         raise wrong_argument(name, value, "is no place in a file", remedy)
-    return value
+    return number
+
+
+def check_number_seen(value: object, name: str = "since") -> int:
+    """The number of the last event that somebody has seen; None for none."""
+    number = 0 if value is None else to_whole(value)
+    if number is None or not 0 <= number <= MAX_NUMBER:
+        remedy = "Give the number of the last event you have seen."
+        raise wrong_argument(name, value, "is not an event's number", remedy)
+    return number
+
+
+def check_command(command: object, name: str = "command") -> str | list[str]:
+    """A line for a shell as it is, or the words of a command without one, among which paths may be."""
+    if isinstance(command, str):
+        return command
+    words = [to_text(word) for word in command] if isinstance(command, list | tuple) else []
+    if not words or None in words:
+        remedy = "Give a string for the shell, or a list of at least one word."
+        raise wrong_argument(name, command, "is not a command", remedy, ErrorCode.INVALID_COMMAND)
+    return [word for word in words if word is not None]
+
+
+def to_text(value: object) -> str | None:
+    """Text as it is, a path object as text; None for all else."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return value if isinstance(value, str) else None
 
 
 def check_directory(value: object, name: str = "cwd") -> str | None:
     """A directory inside to run something in; None for the one that it has anyway."""
     if value is None:
         return None
-    if not isinstance(value, str) or not value or "\0" in value or not _can_be_sent(value):
-        remedy = 'Give its path as text, such as "/workspace", or None.'
+    path = to_text(value)
+    if not path or "\0" in path or not _can_be_sent(path):
+        remedy = 'Give its path, such as "/workspace", or None.'
         raise wrong_argument(name, value, "is not the path of a directory", remedy, ErrorCode.INVALID_PATH)
-    return value
+    return path
 
 
 def check_callback(value: T, name: str) -> T:

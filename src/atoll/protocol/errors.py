@@ -33,7 +33,7 @@ from errno import (
     EROFS,
     ETIMEDOUT,
 )
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -82,6 +82,11 @@ class AtollError(Exception):
         self.context = {**self.context, **new}
         _fill_in(self)
         return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it says, as `json.dumps` takes it; the same fields as over HTTP."""
+        found: dict[str, Any] = msgspec.to_builtins(self.to_body())
+        return found
 
     def to_body(self) -> ErrorBody:
         context = {key: _sendable(value) if isinstance(value, str) else value for key, value in self.context.items()}

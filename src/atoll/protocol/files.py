@@ -7,17 +7,18 @@ with lone surrogates where the bytes are not UTF-8. A path that is not absolute 
 from __future__ import annotations
 
 import os
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 
-from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.arguments import to_whole, wrong_argument
 from atoll.protocol.calls import Answer, Call
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import ErrorCode, error, shown
 from atoll.protocol.file_maps import FileMap
 from atoll.protocol.names import named
+from atoll.protocol.plain import Plain
 from atoll.protocol.said import Count, Owner
 from atoll.protocol.transfer_bounds import Bounds
 
@@ -26,7 +27,7 @@ MAX_MODE = 0o7777
 MAX_TOGETHER = 1000  # files or changes in a message
 
 
-class FileType(Enum):
+class FileType(StrEnum):
     FILE = "file"
     DIRECTORY = "directory"
     SYMLINK = "symlink"
@@ -41,8 +42,10 @@ class FileType(Enum):
 
 
 # gc=False: there may be a hundred thousand of them, none holds another, and the collector would look at each.
-class FileInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class FileInfo(Plain, frozen=True, kw_only=True, gc=False):
     """Something in a directory. `target` is where a symbolic link points."""
+
+    _PLAIN = ("path", "name", "type", "size", "mode", "modified_at", "uid", "gid", "target", "is_directory")
 
     raw_path: bytes  # absolute
     type: FileType
@@ -225,7 +228,7 @@ AnyCall = (
 )
 
 
-class ChangeType(Enum):
+class ChangeType(StrEnum):
     CREATE = "create"
     MODIFY = "modify"
     DELETE = "delete"
@@ -233,8 +236,10 @@ class ChangeType(Enum):
     OVERFLOW = "overflow"  # so much happened at once that some of it is not known: look for yourself
 
 
-class FileChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class FileChange(Plain, frozen=True, kw_only=True, gc=False):
     """`old_path` is where something that was moved within the watched directory came from."""
+
+    _PLAIN = ("type", "path", "is_directory", "old_path")
 
     type: ChangeType
     raw_path: bytes
@@ -285,6 +290,7 @@ def check_path(path: bytes) -> bytes:
 
 
 def check_mode(mode: object) -> int:
-    if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= MAX_MODE:
+    number = to_whole(mode)
+    if number is None or not 0 <= number <= MAX_MODE:
         raise wrong_argument("mode", mode, "is not a file's mode", remedy="Give a number such as 0o644.")
-    return mode
+    return number

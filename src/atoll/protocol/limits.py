@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from atoll.protocol import transfer_bounds
-from atoll.protocol.arguments import MAX_NUMBER, wrong_argument
+from atoll.protocol.arguments import MAX_NUMBER, to_number, to_whole, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, shown
 
 _UNITS = {
@@ -81,10 +81,11 @@ def parse_limits(value: Limits | str | dict[str, Any] | None) -> Limits:
 
 def _cpus(value: object) -> float:
     remedy = f"Give a number of cpus from {float(MIN_CPUS)} to {MAX_CPUS}, or a fraction such as '1/4'."
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or not _CPUS.fullmatch(_as_text(value)):
+    text = _as_text(value)
+    if text is None or not _CPUS.fullmatch(text):
         raise _invalid("cpus", value, remedy)
     try:
-        cpus = Fraction(value)
+        cpus = Fraction(text)
     except ZeroDivisionError as cause:
         raise _invalid("cpus", value, remedy) from cause
     if not MIN_CPUS <= cpus <= MAX_CPUS:
@@ -92,23 +93,28 @@ def _cpus(value: object) -> float:
     return float(cpus)
 
 
-def _as_text(value: float | str) -> str:
-    return value if isinstance(value, str) else shown(value)
+def _as_text(value: object) -> str | None:
+    """A number as Python writes it, whatever number it is."""
+    if isinstance(value, str):
+        return value
+    if (whole := to_whole(value)) is not None:
+        return shown(whole)
+    return None if (number := to_number(value)) is None else shown(number)
 
 
 def _bytes(name: str, value: object, least: int) -> int:
     remedy = f"Give bytes, or text such as '512MiB' or '4GB'; at least {least // MIB}MiB."
-    value = _to_bytes(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_BYTES:
+    number = _to_bytes(value)
+    if number is None or not least <= number <= MAX_BYTES:
         raise _invalid(name, value, remedy)
-    return value
+    return number
 
 
-def _to_bytes(value: object) -> object:
-    """Text such as "4GB" as a number; what is none as it is."""
+def _to_bytes(value: object) -> int | None:
+    """A number, or text such as "4GB"; None for what is neither."""
     if isinstance(value, str) and len(value) < 40 and (match := _SIZE.fullmatch(value.strip())):
         return math.floor(Fraction(match[1]) * _UNITS[(match[2] or "").lower()])
-    return value
+    return to_whole(value)
 
 
 def parse_bounds(
@@ -138,16 +144,17 @@ def _bound(name: str, given: object) -> int | None:
     if given is None or (isinstance(given, str) and given.lower() == "none"):
         return None
     number = _to_bytes(given)
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_NUMBER:
+    if number is None or not 0 <= number <= MAX_NUMBER:
         example = "bytes, or text such as '64GiB'" if name == "max_bytes" else "a whole number from 0 on"
         raise wrong_argument(name, given, "is not a bound", remedy=f"Give {example}; None for no bound.")
     return number
 
 
 def _pids(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not MIN_PIDS <= value <= MAX_PIDS:
+    number = to_whole(value)
+    if number is None or not MIN_PIDS <= number <= MAX_PIDS:
         raise _invalid("pids", value, f"Give a whole number of processes from {MIN_PIDS} to {MAX_PIDS}.")
-    return value
+    return number
 
 
 def _invalid(name: str, value: object, remedy: str) -> AtollError:

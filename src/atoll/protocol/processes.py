@@ -15,11 +15,12 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.protocol.arguments import MAX_NUMBER, wrong_argument
+from atoll.protocol.arguments import MAX_NUMBER, to_whole, wrong_argument
 from atoll.protocol.calls import Call
 from atoll.protocol.durations import Moment, in_words
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error, shown
 from atoll.protocol.ids import SaidId
+from atoll.protocol.plain import Plain
 from atoll.protocol.said import Count, ExitCode, Pid, Text, UnixTime
 
 MAX_PROCESS_ID = 63
@@ -59,7 +60,7 @@ class PortMode(StrEnum):
     TCP = "tcp"
 
 
-class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProcessInfo(Plain, frozen=True, kw_only=True, omit_defaults=True):
     """A background process. `command` is cut short if it is long; `pid` is the one inside, of its latest start."""
 
     id: SaidId
@@ -232,16 +233,16 @@ def parse_process_id(text: object) -> str:
 
 def parse_signal(value: object) -> int:
     """A signal's number, from that or a name such as "SIGTERM" or "TERM"."""
-    number: object = value
+    number = to_whole(value)
     if isinstance(value, str):
         name = value.upper()
         number = int(value) if value.isascii() and value.isdigit() and len(value) < 4 else None
         number = number or _SIGNALS.get(name) or _SIGNALS.get(f"SIG{name}")
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < signal.NSIG:
+    if number is None or not 1 <= number < signal.NSIG:
         remedy = 'Give a name such as "SIGTERM" or "SIGHUP", or its number.'
         message = f"{shown(value)} is not a signal"
         raise error(ErrorCode.INVALID_SIGNAL, message, remedy=remedy, signal=as_id(value))
-    return int(number)
+    return number
 
 
 def parse_restart(value: object) -> RestartPolicy | None:
@@ -254,16 +255,21 @@ def parse_restart(value: object) -> RestartPolicy | None:
         raise wrong_argument("restart", value, "is not a rule for restarting", remedy=remedy) from cause
 
 
-def check_wait(call: WaitForPort) -> WaitForPort:
-    """Raise for a port, path or status that there is not."""
-    if isinstance(call.port, bool) or not isinstance(call.port, int) or not 1 <= call.port <= 65535:
-        message = f"{shown(call.port, 50)} is not a port"
+def check_port(value: object) -> int:
+    port = to_whole(value)
+    if port is None or not 1 <= port <= 65535:
         raise error(
             ErrorCode.INVALID_PORT,
-            message,
+            f"{shown(value, 50)} is not a port",
             remedy="Give a number from 1 to 65535.",
-            port=call.port if isinstance(call.port, int) and abs(call.port) <= MAX_NUMBER else as_id(call.port),
+            port=port if port is not None and abs(port) <= MAX_NUMBER else as_id(value),
         )
+    return port
+
+
+def check_wait(call: WaitForPort) -> WaitForPort:
+    """Raise for a port, path or status that there is not."""
+    check_port(call.port)
     if not call.path.startswith("/") or len(call.path) > MAX_WAIT_PATH or not re.fullmatch(r"[!-~]+", call.path):
         remedy = "It begins with / and has no spaces or letters outside ASCII; encode those as %20 and so on."
         raise wrong_argument("path", call.path, "is not a path of a URL", remedy=remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from atoll.protocol.errors import ErrorCode, as_id, error, shown
 from atoll.protocol.limits import Limits
+from atoll.protocol.plain import Plain
 from atoll.protocol.versions import FIRST
 
 DEFAULT_IMAGE = "host"
@@ -22,7 +23,7 @@ MAX_LABELS, MAX_LABEL = 64, 256
 SANDBOXES_PER_PAGE, MAX_SANDBOXES_PER_PAGE = 100, 1_000  # of a list: those who ask for no number get, and may ask for
 
 
-class SandboxState(Enum):
+class SandboxState(StrEnum):
     RUNNING = "running"
     FROZEN = "frozen"  # asleep: memory kept, nothing moves; the next operation wakes it
     STOPPED = "stopped"  # files kept, nothing running; the next operation starts it
@@ -56,7 +57,7 @@ class UpkeepChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stop_after: float | str | UnsetType | None = UNSET
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
+class Use(Plain, frozen=True, kw_only=True):
     """The use that a running sandbox makes of the machine."""
 
     cpu_seconds: float
@@ -66,7 +67,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     disk: int | None = None  # bytes; None where nobody counts them, which is where disks are plain directories
 
 
-class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxInfo(Plain, frozen=True, kw_only=True):
     """A sandbox as its users see it. `since` and `cause` are of the last change of state."""
 
     id: str
@@ -102,7 +103,7 @@ class SandboxList(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
-class LostSandbox(msgspec.Struct, frozen=True, kw_only=True):
+class LostSandbox(Plain, frozen=True, kw_only=True):
     """A disk that is no sandbox's and was kept, under a name of its own. The rest is what it carries about itself."""
 
     name: str
@@ -126,7 +127,7 @@ class AdoptRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     image: str | None = None
 
 
-class SandboxEvent(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxEvent(Plain, frozen=True, kw_only=True):
     """A line of a sandbox's timeline: what happened, when, why, who asked."""
 
     number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it

@@ -9,13 +9,14 @@ import msgspec
 from atoll.protocol.calls import Call
 from atoll.protocol.durations import Moment
 from atoll.protocol.ids import SaidId
+from atoll.protocol.plain import Plain
 from atoll.protocol.said import Count, Directory
 
 DEFAULT_SESSION = "default"
 DEFAULT_DIRECTORY = "/workspace"
 
 
-class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
+class SessionInfo(Plain, frozen=True, kw_only=True):
     id: SaidId
     cwd: Directory
     created_at: Moment

@@ -10,12 +10,13 @@ from typing import Annotated, cast
 
 import msgspec
 
-from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.arguments import to_text, to_whole, wrong_argument
 from atoll.protocol.calls import Call, event, misbehaved, result
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import ErrorCode
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.ids import SaidId
+from atoll.protocol.plain import Plain
 from atoll.protocol.said import Count, ExitCode, Pid
 
 REPLAY_BYTES = 256 * 1024
@@ -26,7 +27,7 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
 DEFAULT_COLS, DEFAULT_ROWS = 80, 24
 
 
-class TerminalInfo(msgspec.Struct, frozen=True, kw_only=True):
+class TerminalInfo(Plain, frozen=True, kw_only=True):
     """`exit_code` is None while its program runs."""
 
     id: SaidId
@@ -135,21 +136,26 @@ class TerminalResized(msgspec.Struct, frozen=True, kw_only=True, tag="resized"):
 TerminalEvent = TerminalReady | TerminalLost | TerminalResized
 
 
-def check_size(cols: object, rows: object) -> None:
-    for name, value in (("cols", cols), ("rows", rows)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
-            raise wrong_argument(name, value, "is no size of a terminal", remedy=f"Give 1 to {MAX_SIZE}.")
+def check_size(cols: object, rows: object) -> tuple[int, int]:
+    return _check_length("cols", cols), _check_length("rows", rows)
+
+
+def _check_length(name: str, value: object) -> int:
+    number = to_whole(value)
+    if number is None or not 1 <= number <= MAX_SIZE:
+        raise wrong_argument(name, value, "is no size of a terminal", remedy=f"Give 1 to {MAX_SIZE}.")
+    return number
 
 
 def to_words(shell: object) -> list[str] | None:
     """What `shell=` names: a program, or a program and its arguments."""
     if shell is None:
         return None
-    words = [shell] if isinstance(shell, str) else list(shell) if isinstance(shell, list | tuple) else []
-    if not words or not words[0] or not all(isinstance(word, str) for word in words):
+    words = [to_text(word) for word in (shell if isinstance(shell, list | tuple) else [shell])]
+    if not words or not words[0] or None in words:
         remedy = 'Give a program such as "zsh", or a list such as ["python3", "-q"].'
         raise wrong_argument("shell", shell, "is no program", remedy=remedy, code=ErrorCode.INVALID_COMMAND)
-    return words
+    return [word for word in words if word is not None]
 
 
 class ViewFold:

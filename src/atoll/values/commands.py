@@ -6,14 +6,13 @@ from datetime import datetime
 from functools import cached_property
 from typing import Literal
 
-import msgspec
-
 from atoll.protocol.errors import AtollError
+from atoll.protocol.plain import Plain
 
 SHOWN = 60  # characters of output in a repr
 
 
-class ExecResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class ExecResult(Plain, frozen=True, kw_only=True, dict=True):
     """A command that ended. A non-zero exit code is a result, not an exception.
 
     `stdout` and `stderr` are text, with U+FFFD where the bytes are not UTF-8; `stdout_bytes` and `stderr_bytes` are
@@ -21,6 +20,21 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     after `exit`. After a time-out `timed_out` is set and the exit code is 124. `state_lost` is of how many commands
     before this one the directory, variables and functions are lost: their shell was killed before it had saved them.
     """
+
+    _PLAIN = (
+        "success",
+        "exit_code",
+        "stdout",
+        "stderr",
+        "command",
+        "duration",
+        "timestamp",
+        "session_id",
+        "session_ended",
+        "timed_out",
+        "truncated",
+        "state_lost",
+    )
 
     exit_code: int
     stdout_bytes: bytes
@@ -56,13 +70,26 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"ExecResult({', '.join(parts)}, duration={self.duration:.3f})"
 
 
-class ExecEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+class ExecEvent(Plain, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Something that happened to a command.
 
     `start` comes when it was asked for; `stdout` and `stderr` as it writes, with the text in `data` and exactly what
     was written in `data_bytes`; `complete` when it ended, with its exit code; `error` if it could not be run.
     A character whose bytes come in two pieces is in the `data` of the second: `text_bytes` are what it is made of.
     """
+
+    _PLAIN = (
+        "type",
+        "timestamp",
+        "data",
+        "exit_code",
+        "duration",
+        "timed_out",
+        "truncated",
+        "session_ended",
+        "state_lost",
+        "error",
+    )
 
     type: Literal["start", "stdout", "stderr", "complete", "error"]
     timestamp: datetime

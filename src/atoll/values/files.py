@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-import msgspec
-
+from atoll.protocol.plain import Plain
 from atoll.values.commands import beginning
 
 Content = TypeVar("Content", str, bytes)
 
 
-class FileContent(msgspec.Struct, Generic[Content], frozen=True, kw_only=True):
+class FileContent(Plain, Generic[Content], frozen=True, kw_only=True):
     """A file that was read.
 
     `encoding` says what `content` is: "utf-8" text, "base64" text for what is no text, or "bytes". `is_binary` says

@@ -7,20 +7,21 @@ from datetime import datetime
 from functools import cached_property
 from typing import Literal
 
-import msgspec
-
 from atoll.protocol.arguments import wrong_argument
+from atoll.protocol.plain import Plain
 from atoll.protocol.processes import ProcessStatus
 from atoll.values.commands import beginning
 
 MAX_LINE = 64 * 1024  # characters of a line that has no end which are kept
 
 
-class ProcessLogs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class ProcessLogs(Plain, frozen=True, kw_only=True, dict=True):
     """A process's output, as far as it is kept: text, with U+FFFD where it is not UTF-8, and the exact bytes.
 
     `dropped` bytes of older output are gone. `number` is where the log goes on: `since=` for `stream_process_logs`.
     """
+
+    _PLAIN = ("stdout", "stderr", "number", "dropped")
 
     stdout_bytes: bytes
     stderr_bytes: bytes
@@ -40,7 +41,7 @@ class ProcessLogs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return f"ProcessLogs(stdout={beginning(self.stdout)}, stderr={beginning(self.stderr)}{dropped})"
 
 
-class ProcessEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+class ProcessEvent(Plain, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Something of a process's log. Who has seen it goes on after it with `since=event.number`.
 
     `stdout` and `stderr` have the text in `data` and exactly what was written in `data_bytes`; `dropped` says how many
@@ -48,6 +49,8 @@ class ProcessEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     running may write more. A character whose bytes come in two pieces is in the `data` of the second: `text_bytes` are
     what it is made of.
     """
+
+    _PLAIN = ("type", "number", "timestamp", "data", "dropped", "exit_code", "status")
 
     type: Literal["stdout", "stderr", "dropped", "exit"]
     number: int
@@ -73,8 +76,10 @@ class ProcessEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return f"ProcessEvent({self.number}, {self.type}, {what})"
 
 
-class LogMatch(msgspec.Struct, frozen=True, kw_only=True):
+class LogMatch(Plain, frozen=True, kw_only=True):
     """Where something was found in a log. `match` is there if it was a pattern."""
+
+    _PLAIN = ("line", "stream")
 
     line: str
     stream: str

@@ -51,6 +51,8 @@ class AsyncFeed(Exclusive, AsyncIterator[T]):
         self._is_over = True
         self._scope.cancel()
 
+    close = aclose
+
     async def _advance(self) -> None:
         """For whoever has the lock."""
         try:

@@ -31,6 +31,11 @@ class RemoteSandbox:
         self._has_ended = False
         self._path = f"/v1/sandboxes/{sandbox_id}"
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where it is: at which server, under which id. The key it is asked for with does not count."""
+        return self.server.place, self.id
+
     async def ask(self, call: Call[Answer], content: bytes | None = None) -> Answer:
         """What a call is answered with that streams nothing. `content` fits one frame."""
         return await (await self.call(call, content)).result()

@@ -79,6 +79,11 @@ class Server:
         self.answer_grace = ANSWER_GRACE
         self._known_version = FIRST
 
+    @property
+    def place(self) -> str:
+        """Where it is, as a URL."""
+        return f"{self.address}{self._prefix}"
+
     def __reduce__(self) -> tuple[object, ...]:
         """A copy, here or in another process, is the one that is shared there. A pickle has the key in it."""
         return shared_server, self._place
