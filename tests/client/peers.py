@@ -224,9 +224,10 @@ class ContractServer(socketserver.ThreadingUnixStreamServer):
         now = datetime.now(UTC)
         self.options[id] = options
         self.sandboxes[id] = SandboxInfo(
-            id=id, state=SandboxState.RUNNING, since=now, cause="created", created_at=now, image=options.image,
-            image_state="1", isolation="native", limits=Limits(), labels=options.labels, env=sorted(options.env),
-            sleep_after=600.0, keep_alive=options.keep_alive,
+            id=id, state=SandboxState.RUNNING, since=now, cause="created", created_at=now,
+            image=options.image or "host", image_state="1", isolation="native", limits=Limits(),
+            labels=options.labels or {}, env=sorted(options.env or {}), sleep_after=600.0,
+            keep_alive=bool(options.keep_alive),
         )  # fmt: skip
         return self.sandboxes[id]
 

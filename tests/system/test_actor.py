@@ -13,16 +13,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.engine.base import LiveSandbox
 from atoll.protocol.commands import Exec, ExecShell
-from atoll.protocol.errors import AgentTimeoutError, AtollError, ErrorCode
+from atoll.protocol.errors import AgentLostError, AgentTimeoutError, AtollError, ErrorCode
 from atoll.protocol.files import ListFiles, WatchFiles
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.messages import AnyCall
 from atoll.protocol.processes import ListProcesses
-from atoll.protocol.sandboxes import SandboxState, UpkeepChanges
+from atoll.protocol.sandboxes import SandboxOptions, SandboxState, UpkeepChanges
 from atoll.protocol.terminals import ListTerminals
 from atoll.store.moments import boot_id
 from atoll.store.sqlite.database import Database, open_database
@@ -32,7 +33,7 @@ from atoll.supervisor import agent_link
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.info import describe
-from atoll.supervisor.plans import Plan
+from atoll.supervisor.plans import Plan, Upkeep, make_plan
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.upkeep import set_upkeep
 from atoll.supervisor.workshop import Workshop
@@ -274,6 +275,46 @@ def stand_still(process: int) -> None:
     os.kill(process, signal.SIGSTOP)
     while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.001)
+
+
+async def test_a_server_is_needed_by_a_sandbox_that_is_still_to_be_destroyed(actor: SandboxActor) -> None:
+    await actor.ensure(Plan(upkeep=Upkeep(ttl=3600.0)), ME)
+    await actor.sleep(ME, stop=True)
+    assert actor.needs_server
+    await set_upkeep(actor, UpkeepChanges(ttl=None), ME)
+    assert not actor.needs_server
+    await actor.destroy(ME)
+
+
+async def test_the_end_of_its_life_ends_a_sandbox_that_is_in_use_and_the_next_of_its_id_has_its_own(
+    workshop: Workshop, actor: SandboxActor
+) -> None:
+    await actor.ensure(Plan(upkeep=Upkeep(ttl=3600.0)), ME)
+    first = workshop.record(actor.name)
+    aged = replace(first, made_since_boot=first.made_since_boot - 3600.0)
+    workshop.update(aged)
+    actor.treat(aged)
+    async with actor.use(ME) as link:
+        command = link.run(Exec(argv=["sleep", "60"]))
+        ended, _ = await asyncio.gather(command, actor.do_what_is_due(), return_exceptions=True)
+    assert isinstance(ended, AgentLostError)
+    assert not workshop.is_on_record(actor.name)
+    last = actor.events(0)[-1]
+    assert (last.what, last.cause, last.by) == ("destroyed", "its life of 3600 seconds was over", "atoll")
+    await actor.ensure(Plan(upkeep=Upkeep(ttl=3600.0)), ME)
+    await actor.do_what_is_due()
+    assert workshop.exists(actor.name)
+
+
+async def test_one_that_exists_is_refused_to_whoever_wants_exactly_another(actor: SandboxActor) -> None:
+    await actor.ensure(make_plan(SandboxOptions(limits="lite")), ME)
+    await actor.sleep(ME, stop=True)
+    other, same = SandboxOptions(limits="basic"), SandboxOptions(limits={"memory": "256MiB"})
+    with pytest.raises(AtollError, match=r"limits\.cpus: it is 0\.0625, not 0\.25") as caught:
+        await actor.ensure(make_plan(other), ME, strictly=other)
+    assert caught.value.code is ErrorCode.SANDBOX_CONFLICT
+    assert describe(actor).state is SandboxState.STOPPED  # nothing was done
+    assert not await actor.ensure(make_plan(same), ME, strictly=same)
 
 
 async def test_a_server_is_needed_by_a_sandbox_that_is_still_to_be_stopped(actor: SandboxActor) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.sandboxes import SandboxState
+from atoll.protocol.sandboxes import SandboxOptions, SandboxState
 from tests.system.clocks import WallClock
 from tests.system.serving import RunningServer
 
@@ -30,6 +30,28 @@ async def server(tmp_path: Path, clock: WallClock) -> AsyncIterator[RunningServe
         yield server
     finally:
         await server.close()
+
+
+async def test_a_life_has_its_length_whatever_the_clock_is_set_to_also_across_servers(
+    server: RunningServer, clock: WallClock
+) -> None:
+    box, marker = server.sandbox("mortal", SandboxOptions(ttl="1h")), server.sandbox("marker")
+    await box.exec("true")
+    await box.sleep(stop=True)
+    for wrong in (DAY, 400 * DAY, -DAY):
+        await server.kill()
+        clock.set_forward(wrong)
+        await server.start()
+        await marker.exec("true")
+        await asyncio.sleep(LOOK_SECONDS)
+        assert (await server.ask("GET", "/v1/sandboxes/mortal")).json()["state"] == "stopped"
+
+    assert (await server.ask("PATCH", "/v1/sandboxes/mortal", {"ttl": 1})).json()["ttl"] == 1.0
+    async with asyncio.timeout(60):  # it has lived for longer, though it seems to be made only tomorrow
+        while (await server.ask("GET", "/v1/sandboxes/mortal")).status != 404:
+            await asyncio.sleep(0.05)
+    last = (await server.ask("GET", "/v1/sandboxes/mortal/events")).json()["events"][-1]
+    assert (last["what"], last["cause"], last["by"]) == ("destroyed", "its life of 1 seconds was over", "atoll")
 
 
 async def test_a_clock_set_forward_or_back_stops_no_sandbox_and_time_does(

@@ -127,6 +127,37 @@ def test_one_whose_upkeep_is_changed_may_be_due_at_once() -> None:
     assert frozen(RUNNING, 1010.0).treated(Upkeep(stop_after=1.0)).due(1020.0) is not None
 
 
+def test_the_end_of_a_life_comes_in_whatever_state_and_also_for_one_in_use() -> None:
+    over = Due(Event.BE_GONE, "its life of 50 seconds was over", ATOLL)
+    running = RUNNING.treated(Upkeep(ttl=50.0), made_at=970.0)
+    used, _ = step(running, Event.USED, 1005.0)
+    stopped, _ = step(running, Event.ENDED, 1005.0)
+    for life in (used, stopped, frozen(running, 1005.0)):
+        assert life.has_end
+        assert life.deadline == 1020.0
+        assert life.due(1019.9) is None
+        assert life.due(1020.0) == over
+
+
+def test_one_whose_life_ends_later_is_put_to_sleep_and_stopped_before() -> None:
+    life = RUNNING.treated(Upkeep(sleep_after=10.0, stop_after=100.0, ttl=500.0), made_at=900.0)
+    assert life.due(1010.0) == Due(Event.BE_FROZEN, "nobody used it for 10 seconds", ATOLL)
+    assert frozen(life, 1010.0).due(1110.0) == Due(Event.BE_STOPPED, "it slept for 100 seconds", ATOLL)
+
+
+def test_one_that_is_gone_or_has_only_remains_has_no_end_any_more() -> None:
+    for event in (Event.GONE, Event.ENDED_FOR_GOOD):
+        life, _ = step(RUNNING.treated(Upkeep(ttl=50.0), made_at=0.0), event, 1000.0)
+        assert not life.has_end
+        assert life.deadline is None
+
+
+def test_the_end_of_a_life_that_could_not_be_brought_about_is_put_off() -> None:
+    life = RUNNING.treated(Upkeep(ttl=1.0), made_at=0.0).put_off(1000.0)
+    assert life.due(1000.5) is None
+    assert life.due(1000.0 + PUT_OFF_SECONDS) is not None
+
+
 def test_one_in_use_is_not_frozen_though_it_was_asked_for() -> None:
     used, _ = step(RUNNING, Event.USED, 1005.0)
     assert step(used, Event.BE_FROZEN, 1005.0) == (used, None)
@@ -298,7 +329,7 @@ class World:
             assert self.life.state not in (State.FROZEN, State.FREEZING), "in use, and asleep"
         if not self.is_on_record and self.doing is not Effect.MAKE:
             assert not self.live, "destroyed, and there"
-        if self.users or self.doing:
+        if self.doing or (self.users and not self.life.has_end):
             assert self.life.deadline is None
 
 
@@ -317,6 +348,7 @@ happenings = st.one_of(
             sleep_after=st.sampled_from([0.0, 0.1, 3.0]),
             keep_alive=st.booleans(),
             stop_after=st.sampled_from([None, 0.0, 5.0]),
+            ttl=st.sampled_from([None, None, 1.0, 20.0]),
         ),
     ),
 )
@@ -331,7 +363,7 @@ def happen(world: World, what: str, *values: object) -> None:
         case "pass_time", (float() as seconds,):
             world.pass_time(seconds)
         case "treat", (Upkeep() as upkeep,):
-            world.life = world.life.treated(upkeep)
+            world.life = world.life.treated(upkeep, world.now)
         case "told_to_sleep", ():
             world.life = world.life.told_to_sleep("me")
         case _:

@@ -18,6 +18,9 @@ REFUSED = {
     "variables": (SandboxOptions(env={"A": "b" * 200_000}), ErrorCode.INVALID_ENVIRONMENT),
     "a label": (SandboxOptions(labels={"": "b"}), ErrorCode.INVALID_REQUEST),
     "a time": (SandboxOptions(sleep_after="soon"), ErrorCode.INVALID_REQUEST),
+    "a time to be stopped": (SandboxOptions(stop_after="later"), ErrorCode.INVALID_REQUEST),
+    "a life of no time": (SandboxOptions(ttl=0), ErrorCode.INVALID_REQUEST),
+    "a life without end": (SandboxOptions(ttl=10**9), ErrorCode.INVALID_REQUEST),
 }
 
 
@@ -30,14 +33,21 @@ def test_options_that_make_no_sense_are_refused(options: SandboxOptions, code: E
 
 def test_a_plan_has_what_was_asked_for_as_it_is_kept() -> None:
     asked = SandboxOptions(
-        image="busybox", limits="lite", env={"A": "b"}, labels={"c": "d"}, sleep_after="5m", keep_alive=True
+        image="busybox",
+        limits="lite",
+        env={"A": "b"},
+        labels={"c": "d"},
+        sleep_after="5m",
+        keep_alive=True,
+        stop_after="1h",
+        ttl="2d",
     )
     assert make_plan(asked) == Plan(
         image="busybox",
         limits=SIZES["lite"],
         has_usual_disk=False,
         env={"A": "b"},
-        upkeep=Upkeep(labels={"c": "d"}, sleep_after=300.0, keep_alive=True),
+        upkeep=Upkeep(labels={"c": "d"}, sleep_after=300.0, keep_alive=True, stop_after=3600.0, ttl=172800.0),
     )
 
 

@@ -77,12 +77,12 @@ def get_async_sandbox(
     """
     _refuse_what_comes_later(network=network, secrets=secrets, ttl=ttl, snapshot=snapshot)
     options = SandboxOptions(
-        image=DEFAULT_IMAGE if image is None else _checked_image(image),
+        image=None if image is None else _checked_image(image),
         limits=_sendable(limits),
-        env=_checked_values(env),
-        labels=check_labels({} if labels is None else labels),
+        env=_checked_values(env) or None,
+        labels=check_labels({} if labels is None else labels) or None,
         sleep_after=_seconds_unless_default(sleep_after),
-        keep_alive=check_flag(keep_alive, "keep_alive"),
+        keep_alive=check_flag(keep_alive, "keep_alive") or None,
     )
     given = None if options == SandboxOptions() else options
     return AsyncSandbox(RemoteSandbox(find_server(url, api_key), parse_sandbox_id(id), given))

@@ -33,14 +33,19 @@ STATE_CHANGES = {"created", "started", "frozen", "thawed", "stopped"}  # the eve
 
 
 class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a sandbox is made. They count when its id is used for the first time; a running one keeps what it has."""
+    """How a sandbox is made; null, or left out, is the usual. They count when its id is used for the first time. One
+    that exists keeps what it has: what differs is told in the answer, or with `strict` is SANDBOX_CONFLICT.
+    """
 
-    image: str = DEFAULT_IMAGE
+    image: str | None = None
     limits: str | dict[str, Any] | None = None
-    env: dict[str, str] = {}
-    labels: dict[str, str] = {}
+    env: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
     sleep_after: float | str | None = None
-    keep_alive: bool = False
+    keep_alive: bool | None = None
+    stop_after: float | str | None = None
+    ttl: float | str | None = None
+    strict: bool = False
 
 
 class SleepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -50,11 +55,15 @@ class SleepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class UpkeepChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """When it is put to sleep and stopped. What is not given stays as it is; `stop_after` null is never."""
+    """When it is put to sleep, stopped and destroyed. What is not given stays as it is; of the last two null is never.
+
+    `ttl` counts from when it was made, not from this change.
+    """
 
     sleep_after: float | str | UnsetType = UNSET
     keep_alive: bool | UnsetType = UNSET
     stop_after: float | str | UnsetType | None = UNSET
+    ttl: float | str | UnsetType | None = UNSET
 
 
 class Use(Plain, frozen=True, kw_only=True):
@@ -84,6 +93,9 @@ class SandboxInfo(Plain, frozen=True, kw_only=True):
     sleep_after: float | None
     keep_alive: bool
     stop_after: float | None = None  # seconds of sleep after which it is stopped; None for never
+    ttl: float | None = None  # seconds after which it is destroyed, from when it was made; None for never
+    # Options it was asked for with just now and has otherwise: what it has, and what was asked for.
+    ignored: dict[str, str] = {}
     use: Use | None = None  # None if nothing runs, or nobody asked: a list and what changes a sandbox leave it out
 
 

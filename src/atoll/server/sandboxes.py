@@ -31,6 +31,7 @@ from atoll.server.problems import bad_request, json_response
 from atoll.server.queries import MAX_NUMBER, Query
 from atoll.supervisor import labels, upkeep, variables
 from atoll.supervisor.actor import Caller, SandboxActor
+from atoll.supervisor.conflicts import differences
 from atoll.supervisor.info import describe, describe_with_use
 from atoll.supervisor.plans import make_plan
 from atoll.supervisor.roster import Roster
@@ -92,8 +93,9 @@ def _labels(given: tuple[str, ...]) -> dict[str, str]:
 async def create_sandbox(request: Request) -> Response:
     options = await read_json(request, SandboxOptions)
     actor = actor_of(request)
-    is_new = await actor.ensure(make_plan(options), caller_of(request))
-    return json_response(describe(actor), 201 if is_new else 200)
+    is_new = await actor.ensure(make_plan(options), caller_of(request), strictly=options if options.strict else None)
+    ignored = {} if is_new else differences(options, actor.record())
+    return json_response(msgspec.structs.replace(describe(actor), ignored=ignored), 201 if is_new else 200)
 
 
 async def get_sandbox(request: Request) -> Response:
@@ -194,7 +196,7 @@ ROUTES = (
         method="PATCH",
         path=SANDBOX,
         handler=change_sandbox,
-        summary="Change when it is put to sleep and stopped",
+        summary="Change when it is put to sleep, stopped and destroyed",
         tag="sandboxes",
         body=UpkeepChanges,
         answers={200: SandboxInfo},

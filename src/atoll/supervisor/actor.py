@@ -31,18 +31,21 @@ from atoll.protocol.errors import (
     from_body,
 )
 from atoll.protocol.sandboxes import SandboxEvent, SandboxState
+from atoll.store import moments
 from atoll.store.moments import since_boot
 from atoll.supervisor.agent_connection import AgentConnection, first_frame
 from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink
+from atoll.supervisor.conflicts import check_agreement
 from atoll.supervisor.history import History
 from atoll.supervisor.lifecycle import ASKED_FOR, ATOLL, Effect, Event, Lifecycle, State, step
-from atoll.supervisor.plans import Plan, Upkeep
+from atoll.supervisor.plans import Plan
 from atoll.supervisor.records import SandboxRecord
 from atoll.supervisor.running import KERNEL, Order, Running, not_found
 
 if TYPE_CHECKING:
     from atoll.protocol.calls import Answer, Call
     from atoll.protocol.ids import SandboxId
+    from atoll.protocol.sandboxes import SandboxOptions
     from atoll.store.timeline import Timeline
     from atoll.supervisor.deadlines import Deadlines
     from atoll.supervisor.workshop import Workshop
@@ -98,7 +101,7 @@ class SandboxActor:
 
     @property
     def needs_server(self) -> bool:
-        return self.is_awake or self.is_in_use or self.is_to_be_stopped
+        return self.is_awake or self.is_in_use or self.is_to_be_stopped or self._life.has_end
 
     @property
     def is_to_be_stopped(self) -> bool:
@@ -148,8 +151,8 @@ class SandboxActor:
 
     def _note_found(self, found: Event, since: float | None = None) -> None:
         self.running.watch(self._note_end)
-        if self.running.live and (record := self.workshop.find(self.name)):
-            self.treat(record.upkeep)
+        if record := self.workshop.find(self.name):
+            self.treat(record)
         self._tell(found, since)
 
     async def _note_end(self, live: LiveSandbox) -> None:
@@ -241,10 +244,14 @@ class SandboxActor:
 
     # What becomes of it.
 
-    async def ensure(self, plan: Plan, by: Caller) -> bool:
-        """Make it if its id is new: then True. Start it if it is stopped. One that exists keeps what it has."""
+    async def ensure(self, plan: Plan, by: Caller, *, strictly: SandboxOptions | None = None) -> bool:
+        """Make it if its id is new: then True. Start it if it is stopped. One that exists keeps what it has, or if it
+        is to be so `strictly`, is refused.
+        """
         async with self.change():
             is_new = not self.workshop.exists(self.name)
+            if strictly and not is_new:
+                check_agreement(strictly, self.record())
             if not is_new and plan.image != self.record().image:
                 self.workshop.images.check(plan.image)
             await self.have(Event.BE_UP, Order(WHEN_USED, by.name, plan))
@@ -254,7 +261,7 @@ class SandboxActor:
         """Make a disk that was set aside this sandbox, of which there is none."""
         async with self.change():
             await self.workshop.take_back(lost, self.name, image)
-            self._tell(self.running.found())
+            self._note_found(self.running.found())
             self.history.begin(cause=f"the disk {lost}, which was set aside, was adopted", by=by.name)
 
     async def adopt(self) -> None:
@@ -279,6 +286,7 @@ class SandboxActor:
             change = self.history.last_change
             if change and change.what != "stopped":
                 self.history.note("stopped", cause="it ended while no server ran", by=KERNEL)
+            self._note_found(self.running.found())
             return
         self.running.live = live
         found = self.running.found()
@@ -296,8 +304,11 @@ class SandboxActor:
                 if not self.history.is_empty:
                     self.history.end(cause=ASKED_FOR, by=by.name)
                 return
-            await self._take_step(Event.BE_GONE, Order(ASKED_FOR, by.name))
-            self.history.end(cause=ASKED_FOR, by=by.name)
+            await self._end_life(Order(ASKED_FOR, by.name))
+
+    async def _end_life(self, order: Order) -> None:
+        await self._take_step(Event.BE_GONE, order)
+        self.history.end(cause=order.cause, by=order.by)
 
     async def close(self) -> None:
         """The server ends; the sandbox lives on."""
@@ -354,13 +365,14 @@ class SandboxActor:
             self._plan_look(since_boot() + seconds)
 
     async def do_what_is_due(self) -> None:
-        """Put it to sleep, or stop it. What cannot be done is tried again a moment later."""
+        """Put it to sleep, stop or destroy it. What cannot be done is tried again a moment later."""
         if self._life.due(since_boot()) is None:
             return
         async with self.change():
             if due := self._life.due(since_boot()):
                 try:
-                    await self.have(due.event, Order(due.cause, due.by))
+                    order = Order(due.cause, due.by)
+                    await (self._end_life(order) if due.event is Event.BE_GONE else self.have(due.event, order))
                 except BaseException:
                     self._life = self._life.put_off(since_boot())
                     raise
@@ -403,9 +415,10 @@ class SandboxActor:
             await self.have(Event.BE_UP, by.order(WHEN_USED))
         return self.record()
 
-    def treat(self, upkeep: Upkeep) -> None:
+    def treat(self, record: SandboxRecord) -> None:
         """As it is on record from now on."""
-        self._life = self._life.treated(upkeep)
+        age = moments.elapsed(record.made, moments.now()) if record.upkeep.ttl is not None else 0.0
+        self._life = self._life.treated(record.upkeep, since_boot() - age)
         self._plan_look(self._life.deadline)
 
     def events(self, since: int) -> list[SandboxEvent]:

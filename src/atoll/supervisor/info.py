@@ -30,6 +30,7 @@ def describe(actor: SandboxActor, use: Use | None = None) -> SandboxInfo:
         sleep_after=record.upkeep.sleep_after,
         keep_alive=record.upkeep.keep_alive,
         stop_after=record.upkeep.stop_after,
+        ttl=record.upkeep.ttl,
         use=use,
     )
 

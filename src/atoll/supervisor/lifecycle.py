@@ -9,6 +9,7 @@ Nothing here acts, waits or knows what time it is. The actor tells what happens,
 4. One that is in use, or waited for by who would use it, is not put to sleep.
 5. An engine that can freeze nothing stops what nobody uses: its files are kept, which is what sleep promises at least.
 6. A deadline that was acted upon is over, or put off: nobody is woken by it again and again.
+7. The end of its life comes whatever it does, and whoever uses it.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Effect(Enum):
 
 
 S, E = State, Event
+LIVES = (S.STOPPED, S.RUNNING, S.FROZEN)
 AWAKE = (S.STARTING, S.RUNNING, S.FREEZING, S.THAWING)  # or about to be, or not asleep yet
 
 STEPS: dict[Event, dict[State, tuple[State, Effect]]] = {
@@ -140,14 +142,27 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     idle_since: float = 0.0  # if it runs, and nobody uses it
     asleep_since: float = 0.0  # if it is frozen
     told_to_sleep_by: str | None = None
+    made_at: float = 0.0  # if its life has an end
     not_before: float = 0.0  # what is due is put off until then
     can_freeze: bool = True  # its engine
 
     @property
     def deadline(self) -> float | None:
         """When something is due, if nothing happens before."""
-        due_at = None if self.uses else self._due_at()
+        due_at = min(
+            (at for at in (self._end_at, None if self.uses else self._due_at()) if at is not None), default=None
+        )
         return None if due_at is None else max(due_at, self.not_before)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether it is there, and not for ever."""
+        return self._end_at is not None
+
+    @property
+    def _end_at(self) -> float | None:
+        has_end = self.upkeep.ttl is not None and self.state in LIVES
+        return self.made_at + (self.upkeep.ttl or 0.0) if has_end else None
 
     def _due_at(self) -> float | None:
         if self.state is State.FROZEN and self.upkeep.stop_after is not None:
@@ -163,6 +178,8 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
         deadline = self.deadline
         if deadline is None or now < deadline:
             return None
+        if self._end_at is not None and now >= self._end_at:
+            return Due(Event.BE_GONE, f"its life of {self.upkeep.ttl:g} seconds was over", ATOLL)
         if self.state is State.FROZEN:
             return Due(Event.BE_STOPPED, f"it slept for {self.upkeep.stop_after:g} seconds", ATOLL)
         asleep, why = (
@@ -172,8 +189,8 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
             return Due(asleep, f"{ASKED_FOR}{why}", self.told_to_sleep_by)
         return Due(asleep, f"nobody used it for {self.upkeep.sleep_after:g} seconds{why}", ATOLL)
 
-    def treated(self, upkeep: Upkeep) -> Lifecycle:
-        return replace(self, upkeep=upkeep)
+    def treated(self, upkeep: Upkeep, made_at: float = 0.0) -> Lifecycle:
+        return replace(self, upkeep=upkeep, made_at=made_at)
 
     def told_to_sleep(self, by: str) -> Lifecycle:
         """As soon as nobody uses it; who uses it anew keeps it awake."""

@@ -9,21 +9,23 @@ from dataclasses import replace
 
 import msgspec
 
-from atoll.protocol.arguments import check_lasting_variables
+from atoll.protocol.arguments import check_lasting_variables, wrong_argument
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.limits import MIN_DISK, Limits, parse_limits
 from atoll.protocol.sandboxes import DEFAULT_IMAGE, SandboxOptions, check_labels
 
 SLEEP_AFTER_SECONDS = 600.0
+LEAST_TTL_SECONDS = 1.0  # in less it may be gone before its first command
 
 
 class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sandbox is treated: what it is found by, and when it is put to sleep and stopped."""
+    """How a sandbox is treated: what it is found by, and when it is put to sleep, stopped and destroyed."""
 
     labels: dict[str, str] = {}
     sleep_after: float = SLEEP_AFTER_SECONDS
     keep_alive: bool = False
     stop_after: float | None = None  # from when it was put to sleep; None for never
+    ttl: float | None = None  # until it is destroyed, from when it was made; None for ever
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +48,10 @@ def make_plan(options: SandboxOptions) -> Plan:
     """Or an error that says which option cannot be."""
     given = options.limits
     return Plan(
-        image=options.image,
+        image=DEFAULT_IMAGE if options.image is None else options.image,
         limits=parse_limits(given),
         has_usual_disk=given is None or (isinstance(given, dict) and "disk" not in given),
-        env=check_lasting_variables(options.env),
+        env=check_lasting_variables(options.env or {}),
         upkeep=_make_upkeep(options),
     )
 
@@ -57,7 +59,20 @@ def make_plan(options: SandboxOptions) -> Plan:
 def _make_upkeep(options: SandboxOptions) -> Upkeep:
     sleep_after = SLEEP_AFTER_SECONDS if options.sleep_after is None else options.sleep_after
     return Upkeep(
-        labels=check_labels(options.labels),
+        labels=check_labels(options.labels or {}),
         sleep_after=parse_duration(sleep_after, "sleep_after"),
-        keep_alive=options.keep_alive,
+        keep_alive=bool(options.keep_alive),
+        stop_after=parse_lasting("stop_after", options.stop_after),
+        ttl=parse_lasting("ttl", options.ttl),
     )
+
+
+def parse_lasting(name: str, given: float | str | None) -> float | None:
+    """A time after which something is done to a sandbox, or None for never. To be destroyed takes a moment of life."""
+    if given is None:
+        return None
+    seconds = parse_duration(given, name)
+    if name == "ttl" and seconds < LEAST_TTL_SECONDS:
+        remedy = f"Give {LEAST_TTL_SECONDS:g} or more seconds; destroy() ends a sandbox now."
+        raise wrong_argument(name, given, "is no life at all", remedy)
+    return seconds

@@ -26,6 +26,7 @@ from atoll.engine.base import LiveSandbox
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
+from atoll.store.moments import UNKNOWN_BOOT, Moment
 from atoll.store.sqlite.database import Database, unusable
 from atoll.supervisor.earlier_records import in_todays_words
 from atoll.supervisor.plans import Upkeep
@@ -37,7 +38,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     `engine`, `handle` and `generation` are of its latest start, the last two as that engine gave them, and empty before
     the first; `boot_id` is of this machine's boot in which that was. A variable in `env` that is None was taken away:
     it hides one that every sandbox has. `revision` counts the changes: of two records of a sandbox, which `created_at`
-    tells from others of its id, the higher one is the later.
+    tells from others of its id, the higher one is the later. `made_since_boot` and `made_in_boot` say when it was
+    made by a clock that nobody sets.
     """
 
     id: SandboxId
@@ -45,6 +47,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     image_state: str
     limits: Limits
     created_at: datetime
+    made_since_boot: float = 0.0
+    made_in_boot: str = UNKNOWN_BOOT
     engine: str = ""
     handle: str = ""
     generation: str = ""
@@ -57,6 +61,16 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     def identity(self) -> str:
         """What tells it from every other sandbox, also of its id."""
         return f"{self.id} {self.created_at.timestamp()}"
+
+    @property
+    def made(self) -> Moment:
+        return Moment(wall=self.created_at, since_boot=self.made_since_boot, boot_id=self.made_in_boot)
+
+    def made_at(self, moment: Moment) -> SandboxRecord:
+        """The same, of one that is made at this moment."""
+        return msgspec.structs.replace(
+            self, created_at=moment.wall, made_since_boot=moment.since_boot, made_in_boot=moment.boot_id
+        )
 
     def to_live(self, boot_id: str) -> LiveSandbox:
         """The sandbox as an engine may adopt it in this boot. Its disk is of this machine: if it was started in another

@@ -146,6 +146,6 @@ class Roster:
             try:
                 await actor.look()
             except (AtollError, OSError) as cause:  # OSError: it ends just now, and its control group with it
-                logger.warning("sandbox %s does not sleep: %s", actor.name, cause)
+                logger.warning("what is due of sandbox %s cannot be done: %s", actor.name, cause)
             except Exception as mistake:  # a mistake of ours, which is no reason not to look again
                 logger.error("looking at sandbox %s failed: %s", actor.name, mistake, exc_info=mistake)

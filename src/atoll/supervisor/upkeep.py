@@ -1,4 +1,4 @@
-"""Upkeep of a sandbox: when it is put to sleep and stopped, as its users change it."""
+"""Upkeep of a sandbox: when it is put to sleep, stopped and destroyed, as its users change it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from atoll.protocol.durations import parse_duration
+from atoll.supervisor.plans import parse_lasting
 
 if TYPE_CHECKING:
     from atoll.protocol.sandboxes import UpkeepChanges
@@ -20,7 +21,7 @@ async def set_upkeep(actor: SandboxActor, changes: UpkeepChanges, by: Caller) ->
         record = await actor.record_to_change(by)
         upkeep = replace(record.upkeep, **checked)
         actor.workshop.update(record, upkeep=upkeep)
-        actor.treat(upkeep)
+        actor.treat(actor.record())
         asked = " and ".join(f"{name}={_in_words(value)}" for name, value in checked.items())
         actor.history.note("upkeep_changed", cause=f"{asked or 'nothing'} was asked for", by=by.name)
 
@@ -28,9 +29,11 @@ async def set_upkeep(actor: SandboxActor, changes: UpkeepChanges, by: Caller) ->
 def _checked(changes: UpkeepChanges) -> dict[str, Any]:
     """Fields of `Upkeep` with what they become."""
     given = {name: value for name, value in asdict(changes).items() if value is not msgspec.UNSET}
-    for name in ("sleep_after", "stop_after"):
-        if given.get(name) is not None:
-            given[name] = parse_duration(given[name], name)
+    if "sleep_after" in given:
+        given["sleep_after"] = parse_duration(given["sleep_after"], "sleep_after")
+    for name in ("stop_after", "ttl"):
+        if name in given:
+            given[name] = parse_lasting(name, given[name])
     return given
 
 

@@ -30,7 +30,7 @@ from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import DEFAULT_IMAGE, LostSandbox, SandboxOptions
 from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
-from atoll.store.moments import boot_id
+from atoll.store.moments import boot_id, now
 from atoll.store.sqlite.database import keep_log_short
 from atoll.store.sqlite.store import SqliteStore
 from atoll.store.timeline import Timeline
@@ -246,7 +246,7 @@ class Workshop:
             created_at=datetime.now(UTC),
             env=dict(plan.env),
             upkeep=plan.upkeep,
-        )
+        ).made_at(now())
         with self._using_disks():
             return await self._create(record, rootfs)
 
@@ -404,8 +404,8 @@ class Workshop:
     async def _take_back(self, name: str, sandbox_id: SandboxId, image: str | None) -> SandboxRecord:
         found = lost.record_of(self.storage, name)
         record = found or await self._record_of_unknown(sandbox_id, image or DEFAULT_IMAGE)
-        made_at = datetime.now(UTC)  # of what it is from now on: whatever is known of one that was destroyed is not its
-        record = msgspec.structs.replace(record, id=sandbox_id, engine="", handle="", generation="", created_at=made_at)
+        # It begins anew: whatever is known of one that was destroyed is not its.
+        record = msgspec.structs.replace(record, id=sandbox_id, engine="", handle="", generation="").made_at(now())
         self.storage.take_back(name, sandbox_id, encode(record, Mark.CREATED, boot_id()))
         self._records.restore(record)
         lost.tell_names(self.storage, self._state)
