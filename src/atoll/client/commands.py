@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 
 from atoll.client.plumbing.feeds import AsyncFeed
 from atoll.client.plumbing.network import NotYet
-from atoll.client.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client.plumbing.server import Frames
+from atoll.client.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.client.plumbing.waiting import CANCELLATIONS, is_readable, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
 from atoll.protocol.commands import CommandFold, CommandText, Exec, ExecDone, ExecShell

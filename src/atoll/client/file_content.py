@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable
 from typing import IO, Any
 
-from atoll.client.plumbing.server import Bytes, CallInput
+from atoll.client.plumbing.remote_sandbox import Bytes, CallInput
 from atoll.client.plumbing.waiting import iterate, next_piece, run_blocking
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.content_types import Base64Decoder, check_encoding

@@ -6,8 +6,7 @@ import os
 from typing import Self
 
 from atoll.client.plumbing.feeds import AsyncFeed
-from atoll.client.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client.plumbing.server import Frames
+from atoll.client.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.protocol.file_answers import WatchFold
 from atoll.protocol.files import FileChange, FileDone, WatchFiles
 

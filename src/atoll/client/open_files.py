@@ -6,8 +6,7 @@ import os
 from collections.abc import AsyncIterator
 
 from atoll.client.plumbing.exclusive import Exclusive
-from atoll.client.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client.plumbing.server import Bytes, CallInput, Frames
+from atoll.client.plumbing.remote_sandbox import Bytes, CallInput, Frames, RemoteSandbox
 from atoll.client.plumbing.transport import CancelScope
 from atoll.client.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument

@@ -12,8 +12,7 @@ import msgspec
 from atoll.client.commands import Environment
 from atoll.client.handles import Handle
 from atoll.client.plumbing.feeds import AsyncFeed
-from atoll.client.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client.plumbing.server import Frames
+from atoll.client.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.protocol.arguments import (
     Directory,
     Word,

@@ -8,8 +8,7 @@ from typing import SupportsIndex
 from atoll.client.commands import Environment, Stdin, input_chunks
 from atoll.client.handles import Handle
 from atoll.client.plumbing.exclusive import Exclusive
-from atoll.client.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client.plumbing.server import Frames
+from atoll.client.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.client.plumbing.transport import CancelScope
 from atoll.client.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.arguments import Directory, Word, check_directory, check_variables, wrong_argument

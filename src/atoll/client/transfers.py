@@ -16,8 +16,7 @@ from atoll.client.local_files import (
     is_local_directory,
     is_special,
 )
-from atoll.client.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client.plumbing.server import Frames
+from atoll.client.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.client.plumbing.waiting import run_blocking, settle
 from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, error

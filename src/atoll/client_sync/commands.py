@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 
 from atoll.client_sync.plumbing.feeds import Feed
 from atoll.client_sync.plumbing.network import NotYet
-from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client_sync.plumbing.server import Frames
+from atoll.client_sync.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.client_sync.plumbing.waiting import CANCELLATIONS, is_readable, settle
 from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
 from atoll.protocol.commands import CommandFold, CommandText, Exec, ExecDone, ExecShell

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import IO, Any
 
-from atoll.client_sync.plumbing.server import Bytes, CallInput
+from atoll.client_sync.plumbing.remote_sandbox import Bytes, CallInput
 from atoll.client_sync.plumbing.waiting import iterate, next_piece, run_blocking
 from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.content_types import Base64Decoder, check_encoding

@@ -7,8 +7,7 @@ import os
 from typing import Self
 
 from atoll.client_sync.plumbing.feeds import Feed
-from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client_sync.plumbing.server import Frames
+from atoll.client_sync.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.protocol.file_answers import WatchFold
 from atoll.protocol.files import FileChange, FileDone, WatchFiles
 

@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator
 
 from atoll.client_sync.plumbing.exclusive import Exclusive
-from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client_sync.plumbing.server import Bytes, CallInput, Frames
+from atoll.client_sync.plumbing.remote_sandbox import Bytes, CallInput, Frames, RemoteSandbox
 from atoll.client_sync.plumbing.transport import CancelScope
 from atoll.client_sync.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument

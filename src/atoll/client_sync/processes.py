@@ -13,8 +13,7 @@ import msgspec
 from atoll.client_sync.commands import Environment
 from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.feeds import Feed
-from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client_sync.plumbing.server import Frames
+from atoll.client_sync.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.protocol.arguments import (
     Directory,
     Word,

@@ -9,8 +9,7 @@ from typing import SupportsIndex
 from atoll.client_sync.commands import Environment, Stdin, input_chunks
 from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.exclusive import Exclusive
-from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client_sync.plumbing.server import Frames
+from atoll.client_sync.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.client_sync.plumbing.transport import CancelScope
 from atoll.client_sync.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.arguments import Directory, Word, check_directory, check_variables, wrong_argument

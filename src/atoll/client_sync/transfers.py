@@ -17,8 +17,7 @@ from atoll.client_sync.local_files import (
     is_local_directory,
     is_special,
 )
-from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client_sync.plumbing.server import Frames
+from atoll.client_sync.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.client_sync.plumbing.waiting import run_blocking, settle
 from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, error

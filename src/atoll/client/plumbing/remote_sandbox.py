@@ -1,26 +1,48 @@
-"""One sandbox at its server, and the options it is made with, if there are any.
+"""A sandbox at its server: what it is asked to do goes there, and what its agent answers comes back.
 
-They are sent before the first operation. Whoever destroys the sandbox later need not be us: so every request says that
-it is for a sandbox that exists, and one that is refused for that did nothing. The options are sent again then, and so
-is the request, unless its input can be read only once: then they are sent before it in any case.
+The options that it is made with, if there are any, are sent before the first operation. Whoever destroys the sandbox
+later need not be us: so every request says that it is for a sandbox that exists, and one that is refused for that did
+nothing. The options are sent again then, and so is the request, unless its input can be read only once: then they are
+sent before it in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Generic, TypeVar
 
-from atoll.client.plumbing.server import CallInput, Frames, Input, Server
-from atoll.client.plumbing.transport import CancelScope, Response
-from atoll.protocol.calls import Answer, Call
+from atoll.client.plumbing.network import NotYet
+from atoll.client.plumbing.server import Server
+from atoll.client.plumbing.transport import CancelScope, Response, SilenceError, Upload
+from atoll.client.plumbing.waiting import pause
+from atoll.protocol.calls import Answer, Call, encode_call, failure, misbehaved, out_of_place, result
+from atoll.protocol.commands import Turn, session_of
 from atoll.protocol.errors import ErrorCode, NotFoundError, error
+from atoll.protocol.frames import (
+    FRAMES,
+    QUEUEING,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    FrameKind,
+    encode_frame,
+    encode_header,
+)
 from atoll.protocol.sandboxes import MUST_EXIST, SandboxInfo, SandboxOptions
+from atoll.protocol.versions import SINCE
+
+INPUT_CHUNK = 256 * 1024
+ANSWERING = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA, FrameKind.EVENT, *QUEUEING)
 
 T = TypeVar("T")
+Bytes = bytes | bytearray | memoryview
+Input = bytes | Iterator[bytes | NotYet]  # what is bytes fits one frame
 
 
 class RemoteSandbox:
-    """What a sandbox and its sessions share."""
+    """A sandbox, for itself and its sessions."""
 
     def __init__(self, server: Server, sandbox_id: str, options: SandboxOptions | None = None) -> None:
         self.server = server
@@ -30,6 +52,7 @@ class RemoteSandbox:
         self._headers = "" if options is None else f"{MUST_EXIST[0]}: {MUST_EXIST[1]}\r\n"
         self._has_ended = False
         self._path = f"/v1/sandboxes/{sandbox_id}"
+        self._calls = f"{server.prefix}{self._path}/call"
 
     @property
     def place(self) -> tuple[str, str]:
@@ -43,17 +66,39 @@ class RemoteSandbox:
     async def call(
         self, call: Call[Answer], stdin: Input | None = None, *, scope: CancelScope | None = None
     ) -> Frames[Answer]:
-        def work() -> Awaitable[Frames[Answer]]:
-            return self.server.call(self.id, call, stdin, headers=self._headers, scope=scope)
-
+        """Have the agent do something; `stdin` is for a call that has one."""
         if stdin is None or isinstance(stdin, bytes):
-            return await self._do(work, scope)
+            return await self._do(lambda: self._call(call, stdin, scope), scope)
         await self._send_options(scope)
-        return await work()
+        return await self._call(call, stdin, scope)
+
+    async def _call(self, call: Call[Answer], stdin: Input | None, scope: CancelScope | None) -> Frames[Answer]:
+        response = await self.server.transport.request(
+            "POST",
+            self._calls,
+            body=_body(await self._call_frame(call), stdin),
+            content_type=FRAMES,
+            accept=FRAMES,
+            headers=self._headers,
+            scope=scope,
+        )
+        patience = None if call.patience is None else call.patience + self.server.answer_grace
+        return await answer_of(call, self.server, response, patience)
 
     async def begin_call(self, call: Call[Answer]) -> CallInput[Answer]:
+        """The same for a call whose input comes piece by piece."""
         await self._send_options()
-        return await self.server.begin_call(self.id, call, headers=self._headers)
+        first = await self._call_frame(call)
+        begin = self.server.transport.begin
+        upload = await begin("POST", self._calls, content_type=FRAMES, accept=FRAMES, headers=self._headers)
+        await upload.send(first)
+        return CallInput(call, self.server, upload)
+
+    async def _call_frame(self, call: Call[Answer]) -> bytes:
+        message = encode_call(call)
+        if SINCE:
+            await self.server.check_version(message)
+        return encode_frame(FrameKind.CALL, message)
 
     async def request(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
         return await self._do(lambda: self.server.ask(method, self._path + path, answer, body, headers=self._headers))
@@ -95,3 +140,137 @@ class RemoteSandbox:
         if self._options is not None:
             await self.server.ask("PUT", self._path, SandboxInfo, self._options, scope=scope)
             self._has_sent_options = True
+
+
+class Frames(Generic[Answer]):
+    """The frames of a call's answer, DONE last.
+
+    The agent is waited for `patience` seconds in all, but for as long as it takes while others of the session come
+    first. The server sees to it that there are such.
+    """
+
+    def __init__(self, call: Call[Answer], server: Server, response: Response, patience: float | None) -> None:
+        self._call = call
+        self._server = server
+        self._response = response
+        self._patience = self._left = patience
+        self._turn = Turn(may_wait=session_of(call) is not None)
+        self._decoder = FrameDecoder()
+        self._frames: deque[Frame] = deque()
+
+    async def next(self) -> Frame:
+        """The next frame of output, or the result. A call that failed raises its error here.
+
+        Whoever is cancelled here has lost nothing, and may ask again.
+        """
+        while (frame := await self._next()).kind in QUEUEING:
+            pass
+        return frame
+
+    async def _next(self) -> Frame:
+        while not self._frames:
+            chunk = await self._next_chunk()
+            if not chunk:
+                raise self._server.transport.lost("ended its answer before the result")
+            self._feed(chunk)
+        frame = self._frames[0]
+        if frame.kind in (FrameKind.DONE, FrameKind.FAILED):
+            await self._response.finish()
+        self._frames.popleft()  # not before: whoever is cancelled meanwhile and asks again must get it
+        if frame.kind is FrameKind.FAILED:
+            raise failure(frame)
+        if frame.kind is not FrameKind.DONE and frame.kind not in ANSWERING:
+            raise out_of_place(frame)
+        self._turn.take(frame.kind)
+        return frame
+
+    async def _next_chunk(self) -> bytes:
+        if self._left is None or self._turn.is_waiting:
+            return await self._response.next_chunk(None)
+        began = time.monotonic()
+        try:
+            chunk = await self._response.next_chunk(self._left)
+        except SilenceError as cause:
+            message = f"the sandbox's agent was waited for longer than {self._patience:g} seconds"
+            remedy = (
+                "Something may have stopped it, or left it no cpu. Ask again; if that fails too, sleep(stop=True) ends "
+                "what runs in the sandbox and keeps its files, destroy() ends both."
+            )
+            raise error(ErrorCode.AGENT_TIMEOUT, message, remedy=remedy) from cause
+        waited = time.monotonic() - began
+        if waited < self._left:  # or it was we who stood still
+            self._left -= waited
+        return chunk
+
+    async def result(self) -> Answer:
+        """What the call is answered with, if it streams nothing."""
+        try:
+            return result(self._call, await self.next())
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Cancels what is under way, if anything is."""
+        self._response.close()
+
+    def _feed(self, chunk: bytes) -> None:
+        try:
+            self._frames.extend(self._decoder.feed(chunk))
+        except FrameError as cause:
+            raise misbehaved(str(cause)) from cause
+
+
+async def answer_of(
+    call: Call[Answer], server: Server, response: Response, patience: float | None = None
+) -> Frames[Answer]:
+    """The answer to a call, unless the server refused it."""
+    if not response.is_good(FRAMES):
+        raise await server.problem(response)
+    return Frames(call, server, response, patience)
+
+
+class CallInput(Generic[Answer]):
+    """What a call reads, sent piece by piece. Left before its end, the call is cancelled."""
+
+    def __init__(self, call: Call[Answer], server: Server, upload: Upload) -> None:
+        self._call = call
+        self._server = server
+        self._upload = upload
+
+    async def send(self, data: Bytes) -> None:
+        """Raises the call's error, if it has failed meanwhile."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), INPUT_CHUNK):
+            piece = view[start : start + INPUT_CHUNK]
+            if not await self._upload.send(encode_header(FrameKind.INPUT, len(piece)), piece):
+                await self._result()
+                raise misbehaved("it was done before it had everything")
+            await pause(0)  # a server that takes everything at once must not keep us from everyone else
+
+    async def finish(self) -> Answer:
+        """What the call is answered with, after the end of its input."""
+        await self._upload.send(encode_frame(FrameKind.INPUT))
+        return await self._result()
+
+    async def _result(self) -> Answer:
+        response = await self._upload.finish()
+        return await (await answer_of(self._call, self._server, response)).result()
+
+    def close(self) -> None:
+        self._upload.close()
+
+
+def _body(first: bytes, stdin: Input | None) -> bytes | tuple[bytes, ...] | Iterator[bytes | NotYet]:
+    if stdin is None:
+        return first
+    if isinstance(stdin, bytes):
+        given = (encode_header(FrameKind.INPUT, len(stdin)), stdin) if stdin else ()
+        return first, *given, encode_frame(FrameKind.INPUT)
+    return _input_frames(first, stdin)
+
+
+def _input_frames(first: bytes, stdin: Iterator[bytes | NotYet]) -> Iterator[bytes | NotYet]:
+    yield first
+    for chunk in stdin:
+        yield chunk if isinstance(chunk, NotYet) else encode_frame(FrameKind.INPUT, chunk)
+    yield encode_frame(FrameKind.INPUT)

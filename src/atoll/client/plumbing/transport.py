@@ -42,6 +42,7 @@ PROBE_SECONDS = 10.0
 END_SECONDS = 0.1  # for the end of an answer whose last frame is here; later ones cost us the connection
 MAX_HEAD = 64 * 1024
 MAX_ANSWER = 64 * 2**20
+REFUSED = 300  # the first of the statuses that say so
 
 _PREPARED = re.compile(rb'"preparing":\["([ -!#-\[\]-~]{1,200})"')  # of GET /v1/server, in ASCII and safe to print
 
@@ -247,6 +248,10 @@ class Response:
         while not self._answer.has_head:
             await self._receive()
         self.status, self.content_type = self._answer.status, self._answer.content_type
+
+    def is_good(self, content_type: str = "") -> bool:
+        """Whether it is no refusal, and of the type that is wanted."""
+        return self.status < REFUSED and self.content_type.startswith(content_type)
 
     async def next_chunk(self, patience: float | None = None) -> bytes:
         """Some of the body as it comes, b"" at its end; SilenceError if nothing comes for `patience` seconds."""

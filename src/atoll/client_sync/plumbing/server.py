@@ -4,33 +4,17 @@
 from __future__ import annotations
 
 import os
-import time
-from collections import deque
-from collections.abc import Iterator
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from atoll.client_sync.plumbing.local_server import LocalServer
-from atoll.client_sync.plumbing.network import Address, NotYet, TcpAddress, UnixAddress
-from atoll.client_sync.plumbing.transport import CancelScope, Response, SilenceError, Transport, Upload
-from atoll.client_sync.plumbing.waiting import pause
-from atoll.protocol.calls import Answer, Call, encode_call, failure, misbehaved, out_of_place, result
-from atoll.protocol.commands import Turn, session_of
+from atoll.client_sync.plumbing.network import Address, TcpAddress, UnixAddress
+from atoll.client_sync.plumbing.transport import CancelScope, Response, Transport
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
-from atoll.protocol.frames import (
-    FRAMES,
-    QUEUEING,
-    Frame,
-    FrameDecoder,
-    FrameError,
-    FrameKind,
-    encode_frame,
-    encode_header,
-)
-from atoll.protocol.versions import FIRST, PROTOCOL_VERSION, SINCE, version_needed
+from atoll.protocol.versions import FIRST, PROTOCOL_VERSION, version_needed
 
 MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
@@ -39,11 +23,7 @@ UNREACHABLE = (502, 503, 504)  # said by a proxy in front of a server that is no
 DENIED = (401, 403)
 ANSWER_GRACE = 30.0  # for an agent to say something, on top of a command's own timeout
 
-INPUT_CHUNK = 256 * 1024
-
 T = TypeVar("T")
-Bytes = bytes | bytearray | memoryview
-Input = bytes | Iterator[bytes | NotYet]  # what is bytes fits one frame
 
 
 def find_server(url: str | None = None, api_key: str | None = None) -> Server:
@@ -74,7 +54,7 @@ class Server:
         if api_key is not None:
             check_api_key(api_key)
         self._place = (url, api_key, local)
-        self.address, self._prefix = (local.address, "") if local else parse_url(url)
+        self.address, self.prefix = (local.address, "") if local else parse_url(url)
         self.transport = Transport(self.address, api_key=api_key, open_stream=local.open_stream if local else None)
         self.answer_grace = ANSWER_GRACE
         self._known_version = FIRST
@@ -82,7 +62,7 @@ class Server:
     @property
     def place(self) -> str:
         """Where it is, as a URL."""
-        return f"{self.address}{self._prefix}"
+        return f"{self.address}{self.prefix}"
 
     def __reduce__(self) -> tuple[object, ...]:
         """A copy, here or in another process, is the one that is shared there. A pickle has the key in it."""
@@ -116,76 +96,31 @@ class Server:
             raise self._not_ours(response)
         response.read()
 
-    def call(
-        self,
-        sandbox_id: str,
-        call: Call[Answer],
-        stdin: Input | None = None,
-        *,
-        headers: str = "",
-        scope: CancelScope | None = None,
-    ) -> Frames[Answer]:
-        """Have the agent of a sandbox do something; `stdin` is for a call that has one."""
-        message = encode_call(call)
-        if SINCE:
-            self._check_version(message)
-        first = encode_frame(FrameKind.CALL, message)
-        response = self.transport.request(
-            "POST",
-            f"{self._prefix}/v1/sandboxes/{sandbox_id}/call",
-            body=_body(first, stdin),
-            content_type=FRAMES,
-            accept=FRAMES,
-            headers=headers,
-            scope=scope,
-        )
-        patience = None if call.patience is None else call.patience + self.answer_grace
-        return self.frames(call, response, patience)
-
-    def begin_call(self, sandbox_id: str, call: Call[Answer], *, headers: str = "") -> CallInput[Answer]:
-        """The same for a call whose input comes piece by piece."""
-        target = f"{self._prefix}/v1/sandboxes/{sandbox_id}/call"
-        message = encode_call(call)
-        if SINCE:
-            self._check_version(message)
-        upload = self.transport.begin("POST", target, content_type=FRAMES, accept=FRAMES, headers=headers)
-        upload.send(encode_frame(FrameKind.CALL, message))
-        return CallInput(self, call, upload)
-
-    def frames(self, call: Call[Answer], response: Response, patience: float | None = None) -> Frames[Answer]:
-        self._raise_for_status(response, FRAMES)
-        return Frames(self, call, response, patience)
-
     def stream(self, path: str, accept: str, scope: CancelScope | None = None) -> Response:
-        response = self.transport.request("GET", self._prefix + path, accept=accept, scope=scope)
-        self._raise_for_status(response, accept)
+        response = self.transport.request("GET", self.prefix + path, accept=accept, scope=scope)
+        if not response.is_good(accept):
+            raise self.problem(response)
         return response
 
     def _request(
         self, method: str, path: str, body: object, headers: str, scope: CancelScope | None = None
     ) -> Response:
         content = b"" if body is None else _encode_json(body)
-        response = self.transport.request(method, self._prefix + path, body=content, headers=headers, scope=scope)
-        self._raise_for_status(response)
+        response = self.transport.request(method, self.prefix + path, body=content, headers=headers, scope=scope)
+        if not response.is_good():
+            raise self.problem(response)
         return response
 
-    def _raise_for_status(self, response: Response, wanted: str = "") -> None:
-        """Also if it is no answer of the type that is wanted, which only another program gives."""
-        if response.status < 300:
-            if not response.content_type.startswith(wanted):
-                raise self._not_ours(response)
-            return
+    def problem(self, response: Response) -> AtollError:
+        """Why an answer is not the one that was wanted."""
+        if response.is_good():  # but of another type, which only another program gives
+            return self._not_ours(response)
         body = response.read(MAX_ERROR)
         try:
             problem = from_body(msgspec.json.decode(body, type=ErrorBody))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             problem = self._foreign_error(response.status, body)
-        if problem.code is ErrorCode.ROUTE_NOT_FOUND:
-            problem = self._or_versions_differ(problem)
-        try:
-            raise problem
-        finally:
-            del problem  # or it, its traceback and this frame would keep each other alive
+        return self._or_versions_differ(problem) if problem.code is ErrorCode.ROUTE_NOT_FOUND else problem
 
     def _foreign_error(self, status: int, body: bytes) -> AtollError:
         """For an error that was not worded by us: a proxy's, or another program's."""
@@ -213,7 +148,7 @@ class Server:
             status=status,
         )
 
-    def _check_version(self, message: bytes) -> None:
+    def check_version(self, message: bytes) -> None:
         """Raise if the server is too old for this call. It is asked once, or again while it is."""
         needed = version_needed(message)
         if needed > self._known_version:
@@ -240,7 +175,7 @@ class Server:
     def _version(self) -> int | None:
         """That of the protocol which the server speaks; None if it cannot be learned."""
         try:
-            response = self.transport.request("GET", f"{self._prefix}/v1/server")
+            response = self.transport.request("GET", f"{self.prefix}/v1/server")
             return msgspec.json.decode(response.read(MAX_ERROR), type=_Versions).protocol_version
         except (AtollError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
@@ -258,118 +193,6 @@ class Server:
     def _nonsense(self, what: str) -> AtollError:
         remedy = f"Is there an Atoll server of this version at {self.address}?"
         return error(ErrorCode.INTERNAL_ERROR, what, remedy=remedy)
-
-
-class CallInput(Generic[Answer]):
-    """What a call reads, sent piece by piece. Left before its end, the call is cancelled."""
-
-    def __init__(self, server: Server, call: Call[Answer], upload: Upload) -> None:
-        self._server = server
-        self._call = call
-        self._upload = upload
-
-    def send(self, data: Bytes) -> None:
-        """Raises the call's error, if it has failed meanwhile."""
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), INPUT_CHUNK):
-            piece = view[start : start + INPUT_CHUNK]
-            if not self._upload.send(encode_header(FrameKind.INPUT, len(piece)), piece):
-                self._result()
-                raise misbehaved("it was done before it had everything")
-            pause(0)  # a server that takes everything at once must not keep us from everyone else
-
-    def finish(self) -> Answer:
-        """What the call is answered with, after the end of its input."""
-        self._upload.send(encode_frame(FrameKind.INPUT))
-        return self._result()
-
-    def _result(self) -> Answer:
-        frames = self._server.frames(self._call, self._upload.finish())
-        return frames.result()
-
-    def close(self) -> None:
-        self._upload.close()
-
-
-ANSWERING = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA, FrameKind.EVENT, *QUEUEING)
-
-
-class Frames(Generic[Answer]):
-    """The frames of a call's answer, DONE last.
-
-    The agent is waited for `patience` seconds in all, but for as long as it takes while others of the session come
-    first. The server sees to it that there are such.
-    """
-
-    def __init__(self, server: Server, call: Call[Answer], response: Response, patience: float | None) -> None:
-        self._server = server
-        self._call = call
-        self._response = response
-        self._patience = self._left = patience
-        self._turn = Turn(may_wait=session_of(call) is not None)
-        self._decoder = FrameDecoder()
-        self._frames: deque[Frame] = deque()
-
-    def next(self) -> Frame:
-        """The next frame of output, or the result. A call that failed raises its error here.
-
-        Whoever is cancelled here has lost nothing, and may ask again.
-        """
-        while (frame := self._next()).kind in QUEUEING:
-            pass
-        return frame
-
-    def _next(self) -> Frame:
-        while not self._frames:
-            chunk = self._next_chunk()
-            if not chunk:
-                raise self._server.transport.lost("ended its answer before the result")
-            self._feed(chunk)
-        frame = self._frames[0]
-        if frame.kind in (FrameKind.DONE, FrameKind.FAILED):
-            self._response.finish()
-        self._frames.popleft()  # not before: whoever is cancelled meanwhile and asks again must get it
-        if frame.kind is FrameKind.FAILED:
-            raise failure(frame)
-        if frame.kind is not FrameKind.DONE and frame.kind not in ANSWERING:
-            raise out_of_place(frame)
-        self._turn.take(frame.kind)
-        return frame
-
-    def _next_chunk(self) -> bytes:
-        if self._left is None or self._turn.is_waiting:
-            return self._response.next_chunk(None)
-        began = time.monotonic()
-        try:
-            chunk = self._response.next_chunk(self._left)
-        except SilenceError as cause:
-            message = f"the sandbox's agent was waited for longer than {self._patience:g} seconds"
-            remedy = (
-                "Something may have stopped it, or left it no cpu. Ask again; if that fails too, sleep(stop=True) ends "
-                "what runs in the sandbox and keeps its files, destroy() ends both."
-            )
-            raise error(ErrorCode.AGENT_TIMEOUT, message, remedy=remedy) from cause
-        waited = time.monotonic() - began
-        if waited < self._left:  # or it was we who stood still
-            self._left -= waited
-        return chunk
-
-    def result(self) -> Answer:
-        """What the call is answered with, if it streams nothing."""
-        try:
-            return result(self._call, self.next())
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Cancels what is under way, if anything is."""
-        self._response.close()
-
-    def _feed(self, chunk: bytes) -> None:
-        try:
-            self._frames.extend(self._decoder.feed(chunk))
-        except FrameError as cause:
-            raise misbehaved(str(cause)) from cause
 
 
 def check_api_key(key: object, name: str = "ATOLL_API_KEY") -> None:
@@ -415,22 +238,6 @@ def _is_json(body: bytes) -> bool:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     return True
-
-
-def _body(first: bytes, stdin: Input | None) -> bytes | tuple[bytes, ...] | Iterator[bytes | NotYet]:
-    if stdin is None:
-        return first
-    if isinstance(stdin, bytes):
-        given = (encode_header(FrameKind.INPUT, len(stdin)), stdin) if stdin else ()
-        return first, *given, encode_frame(FrameKind.INPUT)
-    return _input_frames(first, stdin)
-
-
-def _input_frames(first: bytes, stdin: Iterator[bytes | NotYet]) -> Iterator[bytes | NotYet]:
-    yield first
-    for chunk in stdin:
-        yield chunk if isinstance(chunk, NotYet) else encode_frame(FrameKind.INPUT, chunk)
-    yield encode_frame(FrameKind.INPUT)
 
 
 def _encode_json(body: object) -> bytes:
