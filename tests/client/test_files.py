@@ -539,7 +539,7 @@ class FailingAgent(FileAgent):
         self.failures -= 1
         self.calls.append(conversation.call)
         conversation.send(FrameKind.EVENT, encode_message(self.info))
-        conversation.send(FrameKind.DATA, self.content[conversation.call.offset :][:4])  # type: ignore[union-attr]
+        conversation.send(FrameKind.DATA, self.content[conversation.call.offset :][:4])
         self.stub.hang_up()
 
 

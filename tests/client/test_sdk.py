@@ -87,7 +87,7 @@ async def test_a_list_of_words_goes_to_no_shell(half: Half, stub: ContractServer
 )
 async def test_stdin_reaches_the_command_byte_by_byte(half: Half, stub: ContractServer, stdin: Any) -> None:
     def agent(conversation: Conversation) -> None:
-        assert conversation.call.stdin  # type: ignore[union-attr]
+        assert conversation.call.stdin
         conversation.stdout(b"".join(conversation.input()))
         conversation.done()
 
@@ -659,7 +659,7 @@ async def test_sandboxes_share_their_connections(
 
 async def test_many_commands_at_once_each_get_their_own_answer(half: Half, stub: ContractServer) -> None:
     def agent(conversation: Conversation) -> None:
-        conversation.stdout(conversation.call.command.encode())  # type: ignore[union-attr]
+        conversation.stdout(conversation.call.command.encode())
         conversation.done()
 
     stub.on_call = agent

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src/atoll"
-CLIENT = "files open_files transfers local_files file_content file_watch processes terminals feeds".split()
+CLIENT = "files open_files transfers local_files file_content file_watch processes terminals plumbing/feeds".split()
 MODULES = [
     *(path for part in ("protocol", "agent", "archives") for path in sorted((SOURCE / part).rglob("*.py"))),
     *(SOURCE / f"client/{name}.py" for name in CLIENT),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import msgspec
 import pytest
 
+from atoll.protocol.calls import FIRST
 from atoll.protocol.commands import Exec
-from atoll.protocol.messages import AnyCall, encode_message
+from atoll.protocol.messages import KINDS, encode_message
 from atoll.protocol.terminals import CreateTerminal, ListTerminals
-from atoll.protocol.versions import FIRST, PROTOCOL_VERSION, SINCE, version_needed
+from atoll.protocol.versions import PROTOCOL_VERSION, SINCE, version_needed
 
-# Never longer: what comes later stands in SINCE. The second of each is the fields it had.
+# Never longer: what comes later says so. The second of each is the fields it had.
 OF_THE_FIRST_VERSION: dict[str, set[str]] = {
     "exec": {"argv", "session_id", "cwd", "env", "stdin", "timeout", "max_output"},
     "exec_shell": {"command", "session_id", "cwd", "env", "stdin", "timeout", "max_output"},
@@ -54,8 +53,8 @@ OF_THE_FIRST_VERSION: dict[str, set[str]] = {
 
 
 def fields_of_calls() -> dict[str, set[str]]:
-    calls = (kind.__struct_config__.tag for kind in get_args(AnyCall))
-    kinds = dict(zip(calls, get_args(AnyCall), strict=True))
+    calls = (kind.__struct_config__.tag for kind in KINDS)
+    kinds = dict(zip(calls, KINDS, strict=True))
     return {str(tag): {field.encode_name for field in msgspec.structs.fields(kind)} for tag, kind in kinds.items()}
 
 
@@ -63,10 +62,10 @@ def test_what_came_later_than_the_first_version_says_when() -> None:
     found = fields_of_calls()
     for tag, fields in found.items():
         if tag not in OF_THE_FIRST_VERSION:
-            assert tag in SINCE, f"{tag} is new: give it a line in SINCE, and raise PROTOCOL_VERSION"
+            assert tag in SINCE, f"{tag} is new: say in it which version it came_with"
             continue
         for field in fields - OF_THE_FIRST_VERSION[tag]:
-            assert f"{tag}.{field}" in SINCE, f"{tag}.{field} is new: give it a line in SINCE"
+            assert f"{tag}.{field}" in SINCE, f"{tag}.{field} is new: say so in fields_came_with"
     assert all(found[tag] >= fields for tag, fields in OF_THE_FIRST_VERSION.items()), "nothing goes"
 
 

@@ -7,7 +7,7 @@ import os
 import select
 import socket
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,14 +15,14 @@ from atoll.agent.descriptors import FEW_LEFT, limit
 from atoll.agent.operations import Loan
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameDecoder, FrameError, FrameKind, encode_frame, encode_lost
-from atoll.protocol.messages import decode_call, encode_message, subject
+from atoll.protocol.messages import decode_call, encode_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atoll.agent.operations import Calls, Operation
     from atoll.agent.secret import Secret
-    from atoll.protocol.messages import AnyCall
+    from atoll.protocol.calls import Call
 
 MAX_CONNECTIONS = 512
 ACCEPTED_PER_TURN = 64
@@ -96,7 +96,7 @@ class HostConnection(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._calls = 0  # that came, with the one under way
         self._operation: Operation | None = None
-        self._call: AnyCall | None = None  # while it is not answered
+        self._call: Call[Any] | None = None  # while it is not answered
         self._hang_up: HangUpWatch | None = None  # kept once it is there: every operation on files pauses reading
         self._is_paused = False
         self._transport: asyncio.Transport | None = None
@@ -242,7 +242,7 @@ class HostConnection(asyncio.Protocol):
 
     def _about_call(self, cause: AtollError) -> AtollError:
         call, self._call = self._call, None
-        return cause if call is None else cause.about(**subject(call))
+        return cause if call is None else cause.about(**call.subject)
 
     def _dismiss(self, cause: AtollError) -> None:
         """Say why, and nothing more. The peer closes: if we did, with bytes of its own unread, it might miss it."""

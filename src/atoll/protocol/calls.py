@@ -7,15 +7,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import msgspec
 
 from atoll.protocol.arguments import MAX_NUMBER, wrong_argument
-from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body
+from atoll.protocol.errors import AtollError, Context, ErrorBody, ErrorCode, error, from_body
 from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameKind
 
+FIRST = 1  # version of the protocol
+MAX_SHOWN = 200  # characters of what a caller may have made long, in the context of an error
 MAX_ERROR = 64 * 1024  # bytes of an error: a message, a remedy, the end of a log
 
 _UNSENDABLE = (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError)
@@ -29,6 +32,14 @@ class Call(msgspec.Struct, Generic[Answer], frozen=True, kw_only=True, forbid_un
 
     Frames that come before that one, if there are such, its documentation tells.
     """
+
+    came_with: ClassVar[int] = FIRST  # the version of the protocol that first had it
+    fields_came_with: ClassVar[Mapping[str, int]] = {}  # those that it has had since a later one
+
+    @property
+    def subject(self) -> Context:
+        """What it is about, for the errors it meets."""
+        return {}
 
     @property
     def patience(self) -> float | None:

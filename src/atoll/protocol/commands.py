@@ -13,8 +13,9 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from atoll.protocol.calls import Call, misbehaved, result
+from atoll.protocol.calls import MAX_SHOWN, Call, misbehaved, result
 from atoll.protocol.characters import Characters
+from atoll.protocol.errors import Context
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.said import Duration, ExitCode
 from atoll.protocol.sessions import DEFAULT_SESSION
@@ -53,6 +54,10 @@ class Exec(Call[ExecDone], frozen=True, kw_only=True, tag="exec"):
     max_output: int | None = None
 
     @property
+    def subject(self) -> Context:
+        return {"command": self.argv[0][:MAX_SHOWN], "session_id": self.session_id} if self.argv else {}
+
+    @property
     def patience(self) -> float | None:
         return self.timeout
 
@@ -70,6 +75,10 @@ class ExecShell(Call[ExecDone], frozen=True, kw_only=True, tag="exec_shell"):
     stdin: bool = False
     timeout: float | None = None
     max_output: int | None = None
+
+    @property
+    def subject(self) -> Context:
+        return {"session_id": self.session_id[:MAX_SHOWN]}
 
     @property
     def patience(self) -> float | None:

@@ -15,7 +15,7 @@ import msgspec
 from atoll.protocol.arguments import to_whole, wrong_argument
 from atoll.protocol.calls import Answer, Call
 from atoll.protocol.durations import Moment
-from atoll.protocol.errors import ErrorCode, error, shown
+from atoll.protocol.errors import Context, ErrorCode, error, shown
 from atoll.protocol.file_maps import FileMap
 from atoll.protocol.names import named
 from atoll.protocol.plain import Plain
@@ -103,6 +103,10 @@ class PathCall(FileCall[Answer], frozen=True, kw_only=True):
 
     path: bytes
 
+    @property
+    def subject(self) -> Context:
+        return {**named(path=self.path)}
+
 
 class ReadFile(PathCall[FileDone], frozen=True, kw_only=True, tag="read_file"):
     """EVENT FileInfo; DATA with the bytes from `offset` on, `length` at most.
@@ -165,22 +169,28 @@ class DeleteDirectory(PathCall[FileDone], frozen=True, kw_only=True, tag="delete
     recursive: bool = True
 
 
-class MoveFile(FileCall[FileInfo], frozen=True, kw_only=True, tag="move_file"):
+class TwoPathsCall(FileCall[FileInfo], frozen=True, kw_only=True):
+    """From one path to another."""
+
+    source: bytes
+    target: bytes
+
+    @property
+    def subject(self) -> Context:
+        return {**named(source=self.source, target=self.target)}
+
+
+class MoveFile(TwoPathsCall, frozen=True, kw_only=True, tag="move_file"):
     """Answered with where it is now. `into_directory`: a target that is a directory takes it in, as mv does.
 
     Also across file systems. A file that is in the way is replaced.
     """
 
-    source: bytes
-    target: bytes
     into_directory: bool = False
 
 
-class CopyFile(FileCall[FileInfo], frozen=True, kw_only=True, tag="copy_file"):
+class CopyFile(TwoPathsCall, frozen=True, kw_only=True, tag="copy_file"):
     """Answered with the copy, which appears as a whole, keeps mode and holes, and replaces a file in the way."""
-
-    source: bytes
-    target: bytes
 
 
 class ChangeMode(PathCall[FileInfo], frozen=True, kw_only=True, tag="change_mode"):

@@ -1,48 +1,35 @@
-"""Messages inside CALL, DONE and FAILED frames, in MessagePack."""
+"""Messages inside CALL, DONE and FAILED frames, in MessagePack.
+
+The calls there are: each file of this folder defines those of its noun, and to define one is all there is to do.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Union
+
 import msgspec
 
-from atoll.protocol import files, processes, terminals
-from atoll.protocol.agents import Ping
-from atoll.protocol.commands import Exec, ExecShell
-from atoll.protocol.errors import Context
-from atoll.protocol.names import named
-from atoll.protocol.sessions import (
-    CreateSession,
-    DeleteSession,
-    ListSessions,
-    SetEnvironment,
-)
-
-_SHOWN = 200  # characters of what a caller may have made long, in the context of an error
-
-AnyCall = (Exec | ExecShell | CreateSession | DeleteSession | ListSessions | SetEnvironment | Ping) | (
-    files.AnyCall | processes.AnyCall | terminals.AnyCall
-)
+from atoll import protocol
+from atoll.protocol.calls import Call
 
 
-def subject(call: AnyCall) -> Context:
-    """What a call is about, for the errors it meets."""
-    match call:
-        case files.MoveFile() | files.CopyFile():
-            return {**named(source=call.source, target=call.target)}
-        case files.PathCall():
-            return {**named(path=call.path)}
-        case Exec(argv=[command, *_]):
-            return {"command": command[:_SHOWN], "session_id": call.session_id}
-        case ExecShell() | CreateSession() | DeleteSession():
-            return {"session_id": call.session_id[:_SHOWN]}
-        case processes.StartProcess() | processes.ProcessCall() if call.process_id is not None:
-            return {"process_id": call.process_id[:_SHOWN]}
-        case terminals.TerminalCall():
-            return {"terminal_id": call.terminal_id[:_SHOWN]}
-    return {}
+def _kinds_below(kind: type[Call[Any]]) -> Iterator[type[Call[Any]]]:
+    for each in kind.__subclasses__():
+        if each.__struct_config__.tag:
+            yield each
+        yield from _kinds_below(each)
 
+
+for _file in iter_modules(protocol.__path__):
+    import_module(f"{protocol.__name__}.{_file.name}")
+AnyCall = Any  # one of KINDS
+KINDS = tuple(kind for kind in _kinds_below(Call) if kind.__module__.startswith(protocol.__name__))
 
 _encoder = msgspec.msgpack.Encoder()
-_call_decoder: msgspec.msgpack.Decoder[AnyCall] = msgspec.msgpack.Decoder(AnyCall)
+_call_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[KINDS])  # noqa: UP007
 
 encode_message = _encoder.encode
 decode_call = _call_decoder.decode

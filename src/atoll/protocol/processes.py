@@ -16,9 +16,9 @@ from typing import Annotated
 import msgspec
 
 from atoll.protocol.arguments import MAX_NUMBER, to_whole, wrong_argument
-from atoll.protocol.calls import Call
+from atoll.protocol.calls import MAX_SHOWN, Call
 from atoll.protocol.durations import Moment, in_words
-from atoll.protocol.errors import AtollError, ErrorCode, as_id, error, shown
+from atoll.protocol.errors import AtollError, Context, ErrorCode, as_id, error, shown
 from atoll.protocol.ids import SaidId
 from atoll.protocol.plain import Plain
 from atoll.protocol.said import Count, ExitCode, Pid, Text, UnixTime
@@ -90,6 +90,10 @@ class ProcessCall(Call[ProcessInfo], frozen=True, kw_only=True):
 
     process_id: str
 
+    @property
+    def subject(self) -> Context:
+        return {"process_id": self.process_id[:MAX_SHOWN]}
+
 
 class StartProcess(Call[ProcessInfo], frozen=True, kw_only=True, tag="start_process"):
     """It belongs to nobody: it lives on when its caller, its session or the server is gone.
@@ -105,6 +109,10 @@ class StartProcess(Call[ProcessInfo], frozen=True, kw_only=True, tag="start_proc
     env: dict[str, str | None] = {}
     timeout: float | None = None
     restart: RestartPolicy | None = None
+
+    @property
+    def subject(self) -> Context:
+        return {} if self.process_id is None else {"process_id": self.process_id[:MAX_SHOWN]}
 
 
 class ListProcesses(Call[ProcessList], frozen=True, kw_only=True, tag="list_processes"):
@@ -175,19 +183,6 @@ class WaitForExit(ProcessCall, frozen=True, kw_only=True, tag="wait_for_exit"):
     @property
     def patience(self) -> float | None:
         return self.timeout
-
-
-AnyCall = (
-    StartProcess
-    | ListProcesses
-    | GetProcess
-    | KillProcess
-    | KillAllProcesses
-    | CleanUpProcesses
-    | StreamProcessLog
-    | WaitForPort
-    | WaitForExit
-)
 
 
 class OutputStream(StrEnum):

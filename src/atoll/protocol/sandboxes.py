@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from atoll.protocol.calls import FIRST
 from atoll.protocol.errors import ErrorCode, as_id, error, shown
 from atoll.protocol.limits import Limits
 from atoll.protocol.plain import Plain
-from atoll.protocol.versions import FIRST
 
 DEFAULT_IMAGE = "host"
 # The header of a request that is to make no sandbox: SANDBOX_NOT_FOUND if there is none, and nothing was done.

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from atoll.protocol.calls import Call
+from atoll.protocol.calls import MAX_SHOWN, Call
 from atoll.protocol.durations import Moment
+from atoll.protocol.errors import Context
 from atoll.protocol.ids import SaidId
 from atoll.protocol.plain import Plain
 from atoll.protocol.said import Count, Directory
@@ -34,11 +35,19 @@ class CreateSession(Call[SessionInfo], frozen=True, kw_only=True, tag="create_se
     cwd: str = DEFAULT_DIRECTORY
     env: dict[str, str | None] = {}
 
+    @property
+    def subject(self) -> Context:
+        return {"session_id": self.session_id[:MAX_SHOWN]}
+
 
 class DeleteSession(Call[SessionInfo], frozen=True, kw_only=True, tag="delete_session"):
     """End its shell and what runs in it. Background processes live on."""
 
     session_id: str
+
+    @property
+    def subject(self) -> Context:
+        return {"session_id": self.session_id[:MAX_SHOWN]}
 
 
 class ListSessions(Call[Sessions], frozen=True, kw_only=True, tag="list_sessions"):

@@ -11,9 +11,9 @@ from typing import Annotated, cast
 import msgspec
 
 from atoll.protocol.arguments import to_text, to_whole, wrong_argument
-from atoll.protocol.calls import Call, event, misbehaved, result
+from atoll.protocol.calls import MAX_SHOWN, Call, event, misbehaved, result
 from atoll.protocol.durations import Moment
-from atoll.protocol.errors import ErrorCode
+from atoll.protocol.errors import Context, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.ids import SaidId
 from atoll.protocol.plain import Plain
@@ -48,6 +48,10 @@ class TerminalCall(Call[TerminalInfo], frozen=True, kw_only=True):
     """A call about one terminal."""
 
     terminal_id: str
+
+    @property
+    def subject(self) -> Context:
+        return {"terminal_id": self.terminal_id[:MAX_SHOWN]}
 
 
 class CreateTerminal(Call[TerminalInfo], frozen=True, kw_only=True, tag="create_terminal"):
@@ -107,11 +111,6 @@ class CloseTerminal(TerminalCall, frozen=True, kw_only=True, tag="close_terminal
 
 class ListTerminals(Call[TerminalList], frozen=True, kw_only=True, tag="list_terminals"):
     """All that run, and the latest of those that have ended."""
-
-
-AnyCall = (CreateTerminal | AttachTerminal | WriteTerminal | ResizeTerminal) | (
-    WaitTerminal | CloseTerminal | ListTerminals
-)
 
 
 class TerminalReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -4,8 +4,8 @@ An agent is as old as its sandbox, and outlives servers; an SDK may be older or 
 learns what the other understands, and says nothing else. Rules for what comes later:
 
 1. What is answered may have new fields, with a default: nobody minds those they do not know.
-2. A new call, or a new field of one, stands in SINCE with its version, and PROTOCOL_VERSION is no lower than that. A
-   field is not sent while it has its default, so only who uses it needs the version.
+2. A new call says which version it `came_with`, and a call of which of its fields came later. The highest of them is
+   PROTOCOL_VERSION. A field is not sent while it has its default, so only who uses it needs the version.
 3. Nothing goes, and nothing gets another meaning.
 """
 
@@ -15,9 +15,19 @@ from typing import Any
 
 import msgspec
 
-FIRST = 1
-PROTOCOL_VERSION = 1
-SINCE: dict[str, int] = {}  # by the tag of a call, or "tag.field"
+from atoll.protocol.calls import FIRST, Call
+from atoll.protocol.messages import KINDS
+
+
+def _since(kind: type[Call[Any]]) -> dict[str, int]:
+    """Which versions a call and its fields came with, as far as that was after the first."""
+    tag = kind.__struct_config__.tag
+    fields = {f"{tag}.{field}": version for field, version in kind.fields_came_with.items()}
+    return fields if kind.came_with == FIRST else {str(tag): kind.came_with, **fields}
+
+
+SINCE = {what: version for kind in KINDS for what, version in _since(kind).items()}  # by "tag" or "tag.field"
+PROTOCOL_VERSION = max([FIRST, *SINCE.values()])
 
 
 def version_needed(message: bytes) -> int:

@@ -26,7 +26,7 @@ from atoll.protocol.frames import (
     encode_frame,
     encode_header,
 )
-from atoll.protocol.messages import decode_call, encode_message, subject
+from atoll.protocol.messages import decode_call, encode_message
 
 if TYPE_CHECKING:
     import mmap
@@ -119,7 +119,7 @@ class WorkerProcess:
             self._fail(error(ErrorCode.INTERNAL_ERROR, message, remedy="Report this."), call, port)
 
     def _fail(self, cause: AtollError, call: AnyCall, port: HostPort) -> None:
-        port.send_last(FrameKind.FAILED, encode_message(cause.about(**subject(call)).to_body()))
+        port.send_last(FrameKind.FAILED, encode_message(cause.about(**call.subject).to_body()))
 
 
 class HostPort:

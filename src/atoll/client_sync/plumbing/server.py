@@ -13,8 +13,9 @@ import msgspec
 from atoll.client_sync.plumbing.local_server import LocalServer
 from atoll.client_sync.plumbing.network import Address, TcpAddress, UnixAddress
 from atoll.client_sync.plumbing.transport import CancelScope, Response, Transport
+from atoll.protocol.calls import FIRST
 from atoll.protocol.errors import AtollError, ErrorBody, ErrorCode, error, from_body, shown
-from atoll.protocol.versions import FIRST, PROTOCOL_VERSION, version_needed
+from atoll.protocol.versions import PROTOCOL_VERSION, version_needed
 
 MAX_ERROR = 2**20
 MAX_SERVERS = 64  # that are remembered with their connections; one that is forgotten is only connected to anew
