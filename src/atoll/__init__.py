@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from atoll.values.commands import ExecEvent, ExecResult
     from atoll.values.files import FileContent, LeftOutWarning
     from atoll.values.processes import LogMatch, ProcessEvent, ProcessLogs
+    from atoll.values.promised import Image, proxy_to_sandbox
 
 __version__ = "0.1.0"
 
@@ -96,6 +97,7 @@ _PLACES = {
     "atoll.values.commands": "ExecEvent ExecResult",
     "atoll.values.files": "FileContent LeftOutWarning",
     "atoll.values.processes": "LogMatch ProcessEvent ProcessLogs",
+    "atoll.values.promised": "Image proxy_to_sandbox",
 }
 _PLACE = {name: module for module, names in _PLACES.items() for name in names.split()}
 
@@ -134,6 +136,7 @@ __all__ = [
     "FileWatch",
     "FileWriter",
     "HostError",
+    "Image",
     "InternalError",
     "InvalidKeyError",
     "InvalidValueError",
@@ -170,6 +173,7 @@ __all__ = [
     "get_sandbox",
     "list_sandboxes",
     "list_sandboxes_async",
+    "proxy_to_sandbox",
     "temporary_async_sandbox",
     "temporary_sandbox",
 ]

@@ -701,15 +701,6 @@ async def test_labels_that_no_sandbox_can_have_are_refused_at_once(half: Half, l
         await half.list_sandboxes(labels=labels, url="http://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("option", ["network", "secrets", "ttl", "snapshot"])
-def test_what_comes_later_says_so(half: Half, option: str) -> None:
-    with pytest.raises(NotImplementedError) as caught:
-        half.get_sandbox("a", **{option: "x"})
-    assert isinstance(caught.value, AtollError)
-    assert caught.value.code is ErrorCode.NOT_AVAILABLE_YET
-    assert caught.value.remedy
-
-
 @pytest.mark.parametrize(
     "options",
     [{"limits": "huge"}, {"limits": {"cpus": 0}}, {"labels": {"a=b": "c"}}, {"labels": {"a": 1}}, {"env": {"A": "\0"}},

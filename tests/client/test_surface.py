@@ -23,6 +23,7 @@ TWINS = {
     "list_sandboxes": "list_sandboxes_async",
     "temporary_sandbox": "temporary_async_sandbox",
 }
+FOR_BOTH = {"proxy_to_sandbox"}
 ONLY_ASYNC = {"aclose"}  # `close` is there too
 
 
@@ -52,7 +53,7 @@ def test_every_blocking_name_has_an_async_one() -> None:
     classes = blocking_classes()
     assert len(classes) >= 10
     functions = [name for name in atoll.__all__ if inspect.isfunction(getattr(atoll, name))]
-    assert set(functions) == {*TWINS, *TWINS.values()}
+    assert set(functions) == {*TWINS, *TWINS.values(), *FOR_BOTH}
 
 
 def test_close_is_the_same_as_aclose() -> None:

@@ -46,8 +46,15 @@ def ls(
         show_lost(list_lost_sandboxes(url=url, api_key=api_key), as_json=as_json)
         return
     labels, one_more = dict(label), None if limit is None else limit + 1
+    wanted = None if state is None else SandboxState(state)
     found = list_sandboxes(
-        labels=labels, state=state, limit=one_more, after=after, usage=usage, url=url, api_key=api_key
+        labels=labels,
+        state=wanted,
+        limit=one_more,
+        after=after,
+        usage=usage,
+        url=url,
+        api_key=api_key,
     )
     shown = found[:limit]
     more = shown[-1].id if len(found) > len(shown) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, SupportsIndex, TypedDict, Unpack
 from urllib.parse import quote
 
 import msgspec
@@ -17,10 +17,19 @@ from atoll.client.handles import Handle
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.plumbing.server import Server, find_server
 from atoll.client.processes import AsyncProcesses
+from atoll.client.promised import AsyncPromised
 from atoll.client.sessions import AsyncSession
 from atoll.client.terminals import AsyncTerminals
-from atoll.protocol.arguments import MAX_NUMBER, check_flag, check_lasting_variables, wrong_argument
-from atoll.protocol.durations import parse_duration
+from atoll.protocol.arguments import (
+    MAX_NUMBER,
+    Directory,
+    check_flag,
+    check_lasting_variables,
+    check_number_seen,
+    to_whole,
+    wrong_argument,
+)
+from atoll.protocol.durations import Duration, parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import parse_sandbox_id
@@ -39,33 +48,29 @@ from atoll.protocol.sandboxes import (
     check_labels,
 )
 from atoll.protocol.sessions import DEFAULT_DIRECTORY, SessionInfo
+from atoll.values.promised import not_available_yet
 
 DEFAULT_SLEEP_AFTER = "10m"
-LATER = {
-    "network": "Until then a sandbox has a loopback interface and no other network.",
-    "secrets": "Until then pass them in env=, where commands can read them.",
-    "ttl": "Until then call destroy() when you are done, or use temporary_sandbox().",
-    "snapshot": "Until then make the sandbox from an image.",
-}
-NO_BUCKETS = "Until then read and write files in exec(), or bake them into an image."
-NO_BACKUPS = "Until then pack what you need with tar in exec()."
-
 LimitsGiven = Limits | str | dict[str, Any]
+State = Literal["running", "frozen", "stopped"]
 
 
 def get_async_sandbox(
     id: str,
     *,
     image: str | None = None,
-    sleep_after: float | str = DEFAULT_SLEEP_AFTER,
+    sleep_after: Duration = DEFAULT_SLEEP_AFTER,
+    stop_after: Duration | None = None,
     keep_alive: bool = False,
     env: Mapping[str, str] | None = None,
     limits: LimitsGiven | None = None,
     network: object = None,
     secrets: object = None,
     labels: Mapping[str, str] | None = None,
-    ttl: float | str | None = None,
+    ttl: Duration | None = None,
     snapshot: object = None,
+    create: bool = True,
+    strict: bool = False,
     url: str | None = None,
     api_key: str | None = None,
 ) -> AsyncSandbox:
@@ -75,7 +80,15 @@ def get_async_sandbox(
     makes it, also after somebody else destroyed it; one that exists keeps what it has. `url` and `api_key` default to
     ATOLL_URL and ATOLL_API_KEY; without either, the server of this machine is used, and started if it does not run.
     """
-    _refuse_what_comes_later(network=network, secrets=secrets, ttl=ttl, snapshot=snapshot)
+    _refuse_what_comes_later(
+        network=network,
+        secrets=secrets,
+        ttl=ttl,
+        snapshot=snapshot,
+        stop_after=stop_after,
+        create=None if check_flag(create, "create") else create,
+        strict=check_flag(strict, "strict") or None,
+    )
     options = SandboxOptions(
         image=None if image is None else _checked_image(image),
         limits=_sendable(limits),
@@ -92,15 +105,18 @@ class SandboxArguments(TypedDict, total=False):
     """What `get_async_sandbox` takes besides the id."""
 
     image: str | None
-    sleep_after: float | str
+    sleep_after: Duration
+    stop_after: Duration | None
     keep_alive: bool
     env: Mapping[str, str] | None
     limits: LimitsGiven | None
     network: object
     secrets: object
     labels: Mapping[str, str] | None
-    ttl: float | str | None
+    ttl: Duration | None
     snapshot: object
+    create: bool
+    strict: bool
     url: str | None
     api_key: str | None
 
@@ -121,8 +137,8 @@ def temporary_async_sandbox(id: str | None = None, **options: Unpack[SandboxArgu
 async def list_sandboxes_async(
     *,
     labels: Mapping[str, str] | None = None,
-    state: SandboxState | str | None = None,
-    limit: int | None = None,
+    state: SandboxState | State | None = None,
+    limit: SupportsIndex | None = None,
     after: str | None = None,
     usage: bool = False,
     url: str | None = None,
@@ -159,7 +175,7 @@ async def _walk_pages(server: Server, conditions: list[str], most: int, place: s
     return found
 
 
-class AsyncSandbox(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
+class AsyncSandbox(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals, AsyncPromised):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from
@@ -210,7 +226,7 @@ class AsyncSandbox(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTermi
         """Wake it, start it, or make it. Every operation does that by itself; this one does nothing else."""
         await self._sandbox.request("POST", SandboxInfo, path="/wake")
 
-    async def set_sleep_after(self, sleep_after: float | str) -> None:
+    async def set_sleep_after(self, sleep_after: Duration) -> None:
         """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
         await self._change(UpkeepChanges(sleep_after=parse_duration(sleep_after, "sleep_after")))
 
@@ -218,7 +234,7 @@ class AsyncSandbox(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTermi
         """Whether it stays awake however long nobody uses it."""
         await self._change(UpkeepChanges(keep_alive=check_flag(keep_alive, "keep_alive")))
 
-    async def set_stop_after(self, stop_after: float | str | None) -> None:
+    async def set_stop_after(self, stop_after: Duration | None) -> None:
         """For how long it sleeps before it is stopped, which frees its memory; None for ever."""
         seconds = None if stop_after is None else parse_duration(stop_after, "stop_after")
         await self._change(UpkeepChanges(stop_after=seconds))
@@ -226,17 +242,17 @@ class AsyncSandbox(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTermi
     async def _change(self, changes: UpkeepChanges) -> None:
         await self._sandbox.request("PATCH", SandboxInfo, body=changes)
 
-    async def events(self, since: int | None = None) -> list[SandboxEvent]:
+    async def events(self, since: SupportsIndex | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
-        found = await self._sandbox.request("GET", EventList, path=f"/events?since={_checked_number(since)}")
+        found = await self._sandbox.request("GET", EventList, path=f"/events?since={check_number_seen(since)}")
         return found.events
 
-    def follow_events(self, since: int | None = None) -> AsyncEventStream:
+    def follow_events(self, since: SupportsIndex | None = None) -> AsyncEventStream:
         """Its timeline as an iterator that goes on as things happen."""
-        return AsyncEventStream(self._sandbox, _checked_number(since))
+        return AsyncEventStream(self._sandbox, check_number_seen(since))
 
     async def create_session(
-        self, id: str | None = None, *, env: Environment | None = None, cwd: str = DEFAULT_DIRECTORY
+        self, id: str | None = None, *, env: Environment | None = None, cwd: Directory = DEFAULT_DIRECTORY
     ) -> AsyncSession:
         """Another shell, with its own directory, variables, functions and options."""
         return await sessions.create_session(self._sandbox, id, env, cwd)
@@ -252,22 +268,6 @@ class AsyncSandbox(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTermi
     async def delete_session(self, id: str) -> None:
         """End its shell and what runs in it. Background processes live on."""
         await sessions.delete_session(self._sandbox, id)
-
-    async def mount_bucket(self, bucket: str, mount_path: str, **options: object) -> None:
-        """Comes later."""
-        raise _not_available_yet("mount_bucket()", NO_BUCKETS)
-
-    async def unmount_bucket(self, mount_path: str) -> None:
-        """Comes later."""
-        raise _not_available_yet("unmount_bucket()", NO_BUCKETS)
-
-    async def create_backup(self, directory: str = DEFAULT_DIRECTORY, **options: object) -> None:
-        """Comes later."""
-        raise _not_available_yet("create_backup()", NO_BACKUPS)
-
-    async def restore_backup(self, backup: object, **options: object) -> None:
-        """Comes later."""
-        raise _not_available_yet("restore_backup()", NO_BACKUPS)
 
     async def aclose(self) -> None:
         """Release its connections. It stays usable."""
@@ -297,11 +297,7 @@ class AsyncSandbox(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTermi
 def _refuse_what_comes_later(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
-            raise _not_available_yet(f"{name}=", LATER[name])
-
-
-def _not_available_yet(name: str, remedy: str) -> AtollError:
-    return error(ErrorCode.NOT_AVAILABLE_YET, f"{name} is not available yet", remedy=remedy, option=name.rstrip("=()"))
+            raise not_available_yet(f"{name}=")
 
 
 def _checked_image(image: object) -> str:
@@ -331,12 +327,12 @@ def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
     return {name: fields[name] for name in limits} if isinstance(limits, dict) else fields
 
 
-def _seconds_unless_default(sleep_after: float | str) -> float | None:
+def _seconds_unless_default(sleep_after: Duration) -> float | None:
     seconds = parse_duration(sleep_after, "sleep_after")
     return None if seconds == parse_duration(DEFAULT_SLEEP_AFTER) else seconds
 
 
-def _checked_state(state: SandboxState | str) -> SandboxState:
+def _checked_state(state: str) -> SandboxState:
     try:
         return SandboxState(state)
     except ValueError as cause:
@@ -344,16 +340,8 @@ def _checked_state(state: SandboxState | str) -> SandboxState:
         raise wrong_argument("state", state, "is not a state of sandboxes", remedy) from cause
 
 
-def _checked_limit(limit: int) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_NUMBER:
+def _checked_limit(limit: SupportsIndex) -> int:
+    number = to_whole(limit)
+    if number is None or not 1 <= number <= MAX_NUMBER:
         raise wrong_argument("limit", limit, "is no number of sandboxes", "Give 1 or more, or None for all.")
-    return limit
-
-
-def _checked_number(since: int | None) -> int:
-    if since is None:
-        return 0
-    if isinstance(since, bool) or not isinstance(since, int) or not 0 <= since <= MAX_NUMBER:
-        remedy = "Give the number of the last event you have seen."
-        raise wrong_argument("since", since, "is not an event's number", remedy)
-    return since
+    return number

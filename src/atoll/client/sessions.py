@@ -14,7 +14,7 @@ from atoll.client.handles import Handle
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.processes import AsyncProcesses
 from atoll.client.terminals import AsyncTerminals
-from atoll.protocol.arguments import check_directory, check_lasting_variables
+from atoll.protocol.arguments import Directory, check_directory, check_lasting_variables
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import parse_session_id
 from atoll.protocol.sessions import (
@@ -46,7 +46,7 @@ class AsyncSession(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTermi
 
 
 async def create_session(
-    sandbox: RemoteSandbox, id: str | None, env: Environment | None, cwd: str | None
+    sandbox: RemoteSandbox, id: str | None, env: Environment | None, cwd: Directory | None
 ) -> AsyncSession:
     session_id = f"session-{secrets.token_hex(4)}" if id is None else parse_session_id(id)
     directory = check_directory(cwd) or DEFAULT_DIRECTORY

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, SupportsIndex, TypedDict, Unpack
 from urllib.parse import quote
 
 import msgspec
@@ -18,10 +18,19 @@ from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.plumbing.server import Server, find_server
 from atoll.client_sync.processes import Processes
+from atoll.client_sync.promised import Promised
 from atoll.client_sync.sessions import Session
 from atoll.client_sync.terminals import Terminals
-from atoll.protocol.arguments import MAX_NUMBER, check_flag, check_lasting_variables, wrong_argument
-from atoll.protocol.durations import parse_duration
+from atoll.protocol.arguments import (
+    MAX_NUMBER,
+    Directory,
+    check_flag,
+    check_lasting_variables,
+    check_number_seen,
+    to_whole,
+    wrong_argument,
+)
+from atoll.protocol.durations import Duration, parse_duration
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import parse_sandbox_id
@@ -40,33 +49,29 @@ from atoll.protocol.sandboxes import (
     check_labels,
 )
 from atoll.protocol.sessions import DEFAULT_DIRECTORY, SessionInfo
+from atoll.values.promised import not_available_yet
 
 DEFAULT_SLEEP_AFTER = "10m"
-LATER = {
-    "network": "Until then a sandbox has a loopback interface and no other network.",
-    "secrets": "Until then pass them in env=, where commands can read them.",
-    "ttl": "Until then call destroy() when you are done, or use temporary_sandbox().",
-    "snapshot": "Until then make the sandbox from an image.",
-}
-NO_BUCKETS = "Until then read and write files in exec(), or bake them into an image."
-NO_BACKUPS = "Until then pack what you need with tar in exec()."
-
 LimitsGiven = Limits | str | dict[str, Any]
+State = Literal["running", "frozen", "stopped"]
 
 
 def get_sandbox(
     id: str,
     *,
     image: str | None = None,
-    sleep_after: float | str = DEFAULT_SLEEP_AFTER,
+    sleep_after: Duration = DEFAULT_SLEEP_AFTER,
+    stop_after: Duration | None = None,
     keep_alive: bool = False,
     env: Mapping[str, str] | None = None,
     limits: LimitsGiven | None = None,
     network: object = None,
     secrets: object = None,
     labels: Mapping[str, str] | None = None,
-    ttl: float | str | None = None,
+    ttl: Duration | None = None,
     snapshot: object = None,
+    create: bool = True,
+    strict: bool = False,
     url: str | None = None,
     api_key: str | None = None,
 ) -> Sandbox:
@@ -76,7 +81,15 @@ def get_sandbox(
     makes it, also after somebody else destroyed it; one that exists keeps what it has. `url` and `api_key` default to
     ATOLL_URL and ATOLL_API_KEY; without either, the server of this machine is used, and started if it does not run.
     """
-    _refuse_what_comes_later(network=network, secrets=secrets, ttl=ttl, snapshot=snapshot)
+    _refuse_what_comes_later(
+        network=network,
+        secrets=secrets,
+        ttl=ttl,
+        snapshot=snapshot,
+        stop_after=stop_after,
+        create=None if check_flag(create, "create") else create,
+        strict=check_flag(strict, "strict") or None,
+    )
     options = SandboxOptions(
         image=None if image is None else _checked_image(image),
         limits=_sendable(limits),
@@ -93,15 +106,18 @@ class SandboxArguments(TypedDict, total=False):
     """What `get_sandbox` takes besides the id."""
 
     image: str | None
-    sleep_after: float | str
+    sleep_after: Duration
+    stop_after: Duration | None
     keep_alive: bool
     env: Mapping[str, str] | None
     limits: LimitsGiven | None
     network: object
     secrets: object
     labels: Mapping[str, str] | None
-    ttl: float | str | None
+    ttl: Duration | None
     snapshot: object
+    create: bool
+    strict: bool
     url: str | None
     api_key: str | None
 
@@ -122,8 +138,8 @@ def temporary_sandbox(id: str | None = None, **options: Unpack[SandboxArguments]
 def list_sandboxes(
     *,
     labels: Mapping[str, str] | None = None,
-    state: SandboxState | str | None = None,
-    limit: int | None = None,
+    state: SandboxState | State | None = None,
+    limit: SupportsIndex | None = None,
     after: str | None = None,
     usage: bool = False,
     url: str | None = None,
@@ -160,7 +176,7 @@ def _walk_pages(server: Server, conditions: list[str], most: int, place: str) ->
     return found
 
 
-class Sandbox(Handle, Commands, Files, Processes, Terminals):
+class Sandbox(Handle, Commands, Files, Processes, Terminals, Promised):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from
@@ -209,7 +225,7 @@ class Sandbox(Handle, Commands, Files, Processes, Terminals):
         """Wake it, start it, or make it. Every operation does that by itself; this one does nothing else."""
         self._sandbox.request("POST", SandboxInfo, path="/wake")
 
-    def set_sleep_after(self, sleep_after: float | str) -> None:
+    def set_sleep_after(self, sleep_after: Duration) -> None:
         """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
         self._change(UpkeepChanges(sleep_after=parse_duration(sleep_after, "sleep_after")))
 
@@ -217,7 +233,7 @@ class Sandbox(Handle, Commands, Files, Processes, Terminals):
         """Whether it stays awake however long nobody uses it."""
         self._change(UpkeepChanges(keep_alive=check_flag(keep_alive, "keep_alive")))
 
-    def set_stop_after(self, stop_after: float | str | None) -> None:
+    def set_stop_after(self, stop_after: Duration | None) -> None:
         """For how long it sleeps before it is stopped, which frees its memory; None for ever."""
         seconds = None if stop_after is None else parse_duration(stop_after, "stop_after")
         self._change(UpkeepChanges(stop_after=seconds))
@@ -225,17 +241,17 @@ class Sandbox(Handle, Commands, Files, Processes, Terminals):
     def _change(self, changes: UpkeepChanges) -> None:
         self._sandbox.request("PATCH", SandboxInfo, body=changes)
 
-    def events(self, since: int | None = None) -> list[SandboxEvent]:
+    def events(self, since: SupportsIndex | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
-        found = self._sandbox.request("GET", EventList, path=f"/events?since={_checked_number(since)}")
+        found = self._sandbox.request("GET", EventList, path=f"/events?since={check_number_seen(since)}")
         return found.events
 
-    def follow_events(self, since: int | None = None) -> EventStream:
+    def follow_events(self, since: SupportsIndex | None = None) -> EventStream:
         """Its timeline as an iterator that goes on as things happen."""
-        return EventStream(self._sandbox, _checked_number(since))
+        return EventStream(self._sandbox, check_number_seen(since))
 
     def create_session(
-        self, id: str | None = None, *, env: Environment | None = None, cwd: str = DEFAULT_DIRECTORY
+        self, id: str | None = None, *, env: Environment | None = None, cwd: Directory = DEFAULT_DIRECTORY
     ) -> Session:
         """Another shell, with its own directory, variables, functions and options."""
         return sessions.create_session(self._sandbox, id, env, cwd)
@@ -251,22 +267,6 @@ class Sandbox(Handle, Commands, Files, Processes, Terminals):
     def delete_session(self, id: str) -> None:
         """End its shell and what runs in it. Background processes live on."""
         sessions.delete_session(self._sandbox, id)
-
-    def mount_bucket(self, bucket: str, mount_path: str, **options: object) -> None:
-        """Comes later."""
-        raise _not_available_yet("mount_bucket()", NO_BUCKETS)
-
-    def unmount_bucket(self, mount_path: str) -> None:
-        """Comes later."""
-        raise _not_available_yet("unmount_bucket()", NO_BUCKETS)
-
-    def create_backup(self, directory: str = DEFAULT_DIRECTORY, **options: object) -> None:
-        """Comes later."""
-        raise _not_available_yet("create_backup()", NO_BACKUPS)
-
-    def restore_backup(self, backup: object, **options: object) -> None:
-        """Comes later."""
-        raise _not_available_yet("restore_backup()", NO_BACKUPS)
 
     def close(self) -> None:
         """Release its connections. It stays usable."""
@@ -294,11 +294,7 @@ class Sandbox(Handle, Commands, Files, Processes, Terminals):
 def _refuse_what_comes_later(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
-            raise _not_available_yet(f"{name}=", LATER[name])
-
-
-def _not_available_yet(name: str, remedy: str) -> AtollError:
-    return error(ErrorCode.NOT_AVAILABLE_YET, f"{name} is not available yet", remedy=remedy, option=name.rstrip("=()"))
+            raise not_available_yet(f"{name}=")
 
 
 def _checked_image(image: object) -> str:
@@ -328,12 +324,12 @@ def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
     return {name: fields[name] for name in limits} if isinstance(limits, dict) else fields
 
 
-def _seconds_unless_default(sleep_after: float | str) -> float | None:
+def _seconds_unless_default(sleep_after: Duration) -> float | None:
     seconds = parse_duration(sleep_after, "sleep_after")
     return None if seconds == parse_duration(DEFAULT_SLEEP_AFTER) else seconds
 
 
-def _checked_state(state: SandboxState | str) -> SandboxState:
+def _checked_state(state: str) -> SandboxState:
     try:
         return SandboxState(state)
     except ValueError as cause:
@@ -341,16 +337,8 @@ def _checked_state(state: SandboxState | str) -> SandboxState:
         raise wrong_argument("state", state, "is not a state of sandboxes", remedy) from cause
 
 
-def _checked_limit(limit: int) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_NUMBER:
+def _checked_limit(limit: SupportsIndex) -> int:
+    number = to_whole(limit)
+    if number is None or not 1 <= number <= MAX_NUMBER:
         raise wrong_argument("limit", limit, "is no number of sandboxes", "Give 1 or more, or None for all.")
-    return limit
-
-
-def _checked_number(since: int | None) -> int:
-    if since is None:
-        return 0
-    if isinstance(since, bool) or not isinstance(since, int) or not 0 <= since <= MAX_NUMBER:
-        remedy = "Give the number of the last event you have seen."
-        raise wrong_argument("since", since, "is not an event's number", remedy)
-    return since
+    return number

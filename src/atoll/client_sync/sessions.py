@@ -15,7 +15,7 @@ from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.processes import Processes
 from atoll.client_sync.terminals import Terminals
-from atoll.protocol.arguments import check_directory, check_lasting_variables
+from atoll.protocol.arguments import Directory, check_directory, check_lasting_variables
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import parse_session_id
 from atoll.protocol.sessions import (
@@ -46,7 +46,7 @@ class Session(Handle, Commands, Files, Processes, Terminals):
         return f"<Session {self._session_id!r} of sandbox {self._sandbox.id!r}>"
 
 
-def create_session(sandbox: RemoteSandbox, id: str | None, env: Environment | None, cwd: str | None) -> Session:
+def create_session(sandbox: RemoteSandbox, id: str | None, env: Environment | None, cwd: Directory | None) -> Session:
     session_id = f"session-{secrets.token_hex(4)}" if id is None else parse_session_id(id)
     directory = check_directory(cwd) or DEFAULT_DIRECTORY
     asked = SessionRequest(id=session_id, cwd=directory, env=check_lasting_variables(env))
