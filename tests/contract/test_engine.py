@@ -27,6 +27,8 @@ from atoll.protocol.ids import SandboxId
 from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.workshop import Workshop
 from tests import kept
+from tests.contract import dying_nursery
+from tests.contract.dying_nursery import Trap
 from tests.native import agent_socket, linked, native
 
 
@@ -58,6 +60,11 @@ def name_of(pid: int) -> str:
     with suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
+
+
+def zygote_of(nursery: int) -> int:
+    children = Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()
+    return next(pid for pid in map(int, children) if name_of(pid) == "atoll-zygote")
 
 
 def nursery_of(workshop: Workshop) -> int:
@@ -240,30 +247,49 @@ async def test_starts_cancelled_at_any_moment_leave_nothing(own: Workshop, tmp_p
         await asyncio.sleep(0.01)
 
 
-async def test_a_stopped_nursery_is_given_up(own: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    await own.destroy(await own.create("zero", image="busybox"))
-    monkeypatch.setattr(nursery_process, "ANSWER_SECONDS", 0.2)  # a constant of ours; a minute would prove no more
-    os.kill(nursery_of(own), signal.SIGSTOP)
-    with pytest.raises(AtollError) as caught:
-        await own.create("one", image="busybox")
-    assert caught.value.code == ErrorCode.NURSERY_FAILED
-    monkeypatch.undo()
-    await own.destroy(await retry(lambda: own.create("one", image="busybox")))
-
-
-async def test_a_cancelled_create_does_not_wait_for_a_stopped_nursery(
-    own: Workshop, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("part", ["nursery", "zygote"])
+async def test_a_nursery_that_is_stopped_is_ended_and_a_new_one_makes_what_was_asked_for(
+    own: Workshop, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:
+    first = await own.create("first", image="busybox")
+    nursery = nursery_of(own)
+    os.kill(nursery if part == "nursery" else zygote_of(nursery), signal.SIGSTOP)
+    lives = await asyncio.gather(*(own.create(f"one-{number}", image="busybox") for number in range(4)))
+    assert [await run(live, "echo", "x") for live in (first, *lives)] == [b"x\n"] * 5
+    assert nursery_of(own) != nursery
+    assert [record for record in caplog.records if "was stopped" in record.getMessage()]
+    await asyncio.gather(*(own.destroy(live) for live in (first, *lives)))
+
+
+async def test_a_cancelled_create_does_not_wait_for_a_stopped_nursery(own: Workshop) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
-    monkeypatch.setattr(nursery_process, "ANSWER_SECONDS", 0.2)
     os.kill(nursery_of(own), signal.SIGSTOP)
     task = asyncio.create_task(own.create("one", image="busybox"))
-    await asyncio.sleep(0.1)  # by now it waits for its answer, and is given up before that is late
+    await asyncio.sleep(0.1)  # by now it waits for its answer
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    monkeypatch.undo()
-    await own.destroy(await retry(lambda: own.create("one", image="busybox")))
+    await own.destroy(await own.create("one", image="busybox"))
+
+
+async def test_a_nursery_that_hangs_is_given_up(
+    tmp_path: Path, busybox_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = Trap(tmp_path / "trap")
+    program = (dying_nursery.__file__, str(tmp_path / "trap"))
+    engine = NativeEngine(tmp_path / "state", tmp_path / "run", embryos=0, nursery=program)
+    async with Workshop(tmp_path / "state", tmp_path / "run", engine=engine) as workshop:
+        workshop.images.add("busybox", busybox_root)
+        await workshop.destroy(await workshop.create("zero", image="busybox"))
+        trap.set("announce")
+        monkeypatch.setattr(nursery_process, "ANSWER_SECONDS", 0.2)  # a constant of ours; a minute would prove no more
+        with pytest.raises(AtollError) as caught:
+            await workshop.create("one", image="busybox")
+        assert caught.value.code == ErrorCode.NURSERY_FAILED
+        monkeypatch.undo()
+        trap.open()
+        await workshop.destroy(await workshop.create("one", image="busybox"))
+    trap.close()
 
 
 @pytest.fixture

@@ -161,17 +161,9 @@ class NativeEngine:
             held.release()
 
     async def settle(self, known: Iterable[LiveSandbox], *, are_all: bool) -> None:
-        try:
-            async with asyncio.timeout(LEAVE_SECONDS):
-                await _until_not(is_in_use, self._log)
-        except TimeoutError:
-            await self._end_leftovers()
         known = list(known)
-        unknown = set(self._sockets.iterdir()) - {held.agent.path for sandbox in known if (held := self._find(sandbox))}
-        try:
-            async with asyncio.timeout(SETTLE_SECONDS):
-                await self._until_gone(unknown)
-        except TimeoutError:  # one that still answers was told to live on
+        unknown = await self._settle(held for sandbox in known if (held := self._find(sandbox)))
+        if unknown:
             if not are_all or any(self._is_unreadable(sandbox) for sandbox in known):
                 return
             for pid in await asyncio.to_thread(end_strays, unknown):
@@ -179,6 +171,21 @@ class NativeEngine:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_SECONDS):
                     await self._until_gone(unknown)
+
+    async def _settle(self, known: Iterable[Held]) -> set[Path]:
+        """Wait for the end of what was half-made. Of others than those known, the sockets that answer all the same."""
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await _until_not(is_in_use, self._log)
+        except TimeoutError:
+            await self._end_leftovers()
+        unknown = set(self._sockets.iterdir()) - {held.agent.path for held in known}
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._until_gone(unknown)
+        except TimeoutError:  # one that still answers was told to live on
+            return unknown
+        return set()
 
     async def _until_gone(self, sockets: Iterable[Path]) -> None:
         for path in sockets:
@@ -350,7 +357,10 @@ class NativeEngine:
     async def _running_nursery(self) -> NurseryProcess:
         async with self._starting:
             if self._nursery and self._nursery.has_ended:
+                was_stopped = self._nursery.was_stopped
                 await self._end_nursery()
+                if was_stopped:  # before the same is begun once more, on the same disks
+                    await self._settle(self._held.values())
             if self._nursery is None:
                 exposures = tuple(
                     orders.Exposure(name, str(path), is_written=path == self._state)

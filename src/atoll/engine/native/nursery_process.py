@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import logging
 import os
 import signal
 import socket
@@ -13,9 +14,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from atoll.agent.commands.process_tree import ProcessStat, parse_stat
 from atoll.engine.native import orders
+from atoll.engine.native.zygote import PROCESS_NAME as ZYGOTE_NAME
 from atoll.protocol.errors import AtollError, ErrorCode, error, too_many_open_files
 
 MAX_ANSWER = 1 << 16
@@ -23,6 +26,11 @@ LOG_TAIL = 2_000
 ANSWER_SECONDS = 60.0  # a thousand times what it takes; a nursery that needs longer is stopped or lost
 CLOSE_SECONDS = 10.0
 SEND_PAUSE_SECONDS = 0.002
+LOOK_SECONDS = 0.5  # after which an answer is late enough for a look at who should give it
+
+logger = logging.getLogger("atoll.engine")
+
+T = TypeVar("T")
 
 
 class Delivery(NamedTuple):
@@ -35,6 +43,10 @@ class Delivery(NamedTuple):
 
 class NurseryGone(Exception):
     """An order did not reach the nursery: nothing was made."""
+
+
+class NurseryStopped(NurseryGone):
+    """Somebody has stopped the nursery, so it was ended. What it had begun ends by itself: nobody said to keep it."""
 
 
 class NurseryProcess:
@@ -51,7 +63,7 @@ class NurseryProcess:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(channel, self._on_readable)
-        self.has_ended = False
+        self.has_ended = self.was_stopped = False
 
     @classmethod
     async def start(cls, program: tuple[str, ...], opening: orders.Opening, log: Path) -> NurseryProcess:
@@ -82,8 +94,7 @@ class NurseryProcess:
         nursery = cls(process, ours, log)
         try:
             await nursery._send(orders.encode(opening), [])
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await nursery._opened
+            await nursery._answer(nursery._opened)
         except BaseException as cause:
             process.kill()
             await nursery.close()
@@ -102,8 +113,7 @@ class NurseryProcess:
         # Not before: an order that was given up while it waited to be sent has no answer to wait for.
         answer = self._waiting[launch.ticket] = self._loop.create_future()
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await asyncio.shield(answer)
+            return await self._answer(answer)
         except asyncio.CancelledError:
             await self._undo(answer)
             raise
@@ -112,20 +122,44 @@ class NurseryProcess:
             self._give_up()
             raise self.failure() from cause
 
+    async def _answer(self, answer: asyncio.Future[T]) -> T:
+        """Wait for it; but not for that of a nursery which was stopped."""
+        give_up = self._loop.time() + ANSWER_SECONDS
+        while not answer.done():
+            if (patience := min(LOOK_SECONDS, give_up - self._loop.time())) <= 0:
+                raise TimeoutError
+            if not (await asyncio.wait([answer], timeout=patience))[0]:
+                self._end_if_stopped()
+        return answer.result()
+
+    def _end_if_stopped(self) -> None:
+        if self.has_ended or not (stopped := stopped_parts(self.pid)):
+            return
+        self.was_stopped = True
+        for process in stopped:
+            name = process.name.decode(errors="replace")
+            logger.warning("process %d (%s) was stopped, so the nursery is ended and started anew", process.pid, name)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        self._give_up()
+
     async def _undo(self, answer: asyncio.Future[Delivery]) -> None:
         """End a sandbox that nobody wants any more: wait for it, and for its end."""
         try:
-            if not (await asyncio.wait([answer], timeout=ANSWER_SECONDS))[0]:
-                self._give_up()
+            delivery = await self._answer(answer)
         except asyncio.CancelledError:
             answer.add_done_callback(_discard)
             raise
-        if not answer.exception():
-            _, pidfd, keeper = answer.result()
-            os.close(keeper)
+        except TimeoutError:
+            answer.add_done_callback(_discard)
+            self._give_up()
+        except (AtollError, NurseryGone):  # there is none
+            pass
+        else:
+            os.close(delivery.keeper)
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            await ended(pidfd)
+                signal.pidfd_send_signal(delivery.pidfd, signal.SIGKILL)
+            await ended(delivery.pidfd)
 
     def _give_up(self) -> None:
         """It does not answer any more."""
@@ -139,8 +173,7 @@ class NurseryProcess:
         self._sockets[order.ticket] = answer
         try:
             await self._send(orders.encode(order), [pidfd])
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await answer
+            return await self._answer(answer)
         except TimeoutError as cause:
             raise self.failure() from cause
         finally:
@@ -148,6 +181,7 @@ class NurseryProcess:
 
     async def close(self) -> None:
         if self._process.returncode is None:
+            self._end_if_stopped()
             pidfd = os.pidfd_open(self._process.pid)
             self._end()
             self._loop.call_later(CLOSE_SECONDS, self._process.kill)
@@ -155,6 +189,7 @@ class NurseryProcess:
             self._process.wait()
 
     async def _send(self, packet: bytes, fds: list[int]) -> None:
+        look_at = self._loop.time() + LOOK_SECONDS
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 while True:
@@ -163,6 +198,9 @@ class NurseryProcess:
                         return
                     except BlockingIOError:  # it has its hands full
                         await asyncio.sleep(SEND_PAUSE_SECONDS)
+                    if self._loop.time() > look_at:
+                        self._end_if_stopped()
+                        look_at = self._loop.time() + LOOK_SECONDS
         except OSError as cause:  # also that the time is up
             self._end()
             raise NurseryGone from cause
@@ -221,7 +259,7 @@ class NurseryProcess:
         self._waiting.clear()
         for future in waiting:
             if not future.done():
-                future.set_exception(self.failure())
+                future.set_exception(NurseryStopped() if self.was_stopped else self.failure())
                 future.exception()  # seen, also where nobody waits any more
         self._process.poll()
 
@@ -234,6 +272,18 @@ class NurseryProcess:
             remedy=f"Try again; it is started anew. Its log is {self._log}.",
             log=log,
         )
+
+
+def stopped_parts(nursery: int) -> list[ProcessStat]:
+    """The nursery and its zygote, as far as they were told to stop. Of its other children sandboxes may be."""
+    found = []
+    with suppress(OSError):
+        children = Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()
+        for pid in (str(nursery), *children):
+            with suppress(OSError):
+                found.append(parse_stat(Path(f"/proc/{pid}/stat").read_bytes()))
+    ours = (process for process in found if process.pid == nursery or process.name == ZYGOTE_NAME)
+    return [process for process in ours if process.state == b"T"]
 
 
 def is_in_use(log: Path) -> bool:
