@@ -127,6 +127,11 @@ def test_importing_what_clients_use_needs_no_linux_and_no_server(module: str) ->
     assert not wrong, "\n".join(" imports ".join(chain) for chain in wrong)
 
 
+@pytest.mark.parametrize("path", sorted((SOURCE / "protocol").glob("[a-z]*.py")), ids=lambda path: path.stem)
+def test_each_part_of_the_protocol_can_be_the_first_to_be_imported(path: Path) -> None:
+    subprocess.run([sys.executable, "-c", f"import atoll.protocol.{path.stem}"], check=True)
+
+
 def test_the_map_is_the_one_made_from_the_docstrings() -> None:
     subprocess.run([sys.executable, ROOT / "scripts/build_map.py", "--check"], check=True)
 

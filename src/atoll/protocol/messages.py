@@ -24,7 +24,8 @@ def _kinds_below(kind: type[Call[Any]]) -> Iterator[type[Call[Any]]]:
 
 
 for _file in iter_modules(protocol.__path__):
-    import_module(f"{protocol.__name__}.{_file.name}")
+    if _file.name != "versions":  # which is made from the calls there are
+        import_module(f"{protocol.__name__}.{_file.name}")
 AnyCall = Any  # one of KINDS
 KINDS = tuple(kind for kind in _kinds_below(Call) if kind.__module__.startswith(protocol.__name__))
 
