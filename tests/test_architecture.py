@@ -120,7 +120,14 @@ def chains_from(module: str) -> dict[str, list[str]]:
     return chains
 
 
-@pytest.mark.parametrize("module", sorted({"atoll", *_PLACES, *(f"atoll.cli.{verb}" for verb in ("main", *VERBS))}))
+def protocol_modules() -> list[str]:
+    return [f"atoll.protocol.{path.stem}" for path in modules() if part_of(path) == "protocol" and path.stem[0] != "_"]
+
+
+CLIENT_MODULES = {"atoll", *_PLACES, *protocol_modules(), *(f"atoll.cli.{verb}" for verb in ("main", *VERBS))}
+
+
+@pytest.mark.parametrize("module", sorted(CLIENT_MODULES))
 def test_importing_what_clients_use_needs_no_linux_and_no_server(module: str) -> None:
     """All that `import atoll` leads to, and every verb: what it does itself may need more, and says so then."""
     wrong = [chain for name, chain in chains_from(module).items() if name.split(".")[0] in ELSEWHERE_MISSING]

@@ -13,7 +13,8 @@ from atoll.protocol.commands import ExecDone, ExecShell
 from atoll.protocol.errors import AgentMisbehavedError, ErrorBody
 from atoll.protocol.files import FileDone, FileList, ListFiles
 from atoll.protocol.frames import Frame, FrameKind
-from atoll.protocol.messages import KINDS, encode_message
+from atoll.protocol.kinds import KINDS
+from atoll.protocol.messages import encode_message
 from atoll.protocol.processes import ProcessList
 from atoll.protocol.sessions import ListSessions, Sessions
 from atoll.protocol.terminals import TerminalList

@@ -7,7 +7,8 @@ import pytest
 
 from atoll.protocol.calls import FIRST
 from atoll.protocol.commands import Exec
-from atoll.protocol.messages import KINDS, encode_message
+from atoll.protocol.kinds import KINDS
+from atoll.protocol.messages import encode_message
 from atoll.protocol.terminals import CreateTerminal, ListTerminals
 from atoll.protocol.versions import PROTOCOL_VERSION, SINCE, version_needed
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from atoll.protocol.calls import FIRST, Call
-from atoll.protocol.messages import KINDS
+from atoll.protocol.kinds import KINDS
 
 
 def _since(kind: type[Call[Any]]) -> dict[str, int]:
