@@ -124,7 +124,13 @@ def protocol_modules() -> list[str]:
     return [f"atoll.protocol.{path.stem}" for path in modules() if part_of(path) == "protocol" and path.stem[0] != "_"]
 
 
-CLIENT_MODULES = {"atoll", *_PLACES, *protocol_modules(), *(f"atoll.cli.{verb}" for verb in ("main", *VERBS))}
+CLIENT_MODULES = {
+    "atoll",
+    "atoll.cli.main",
+    *_PLACES,
+    *protocol_modules(),
+    *(f"atoll.cli.verbs.{verb}" for verb in VERBS),
+}
 
 
 @pytest.mark.parametrize("module", sorted(CLIENT_MODULES))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from atoll.cli import serve as cli_serve
+from atoll.cli.verbs import serve as cli_serve
 from atoll.client_sync import sandbox as sync_sandbox
 from atoll.client_sync.plumbing.local_server import LocalServer
 from atoll.protocol.errors import AtollError, ErrorCode

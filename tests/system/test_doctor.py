@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.cli.doctor import Report
+from atoll.cli.verbs.doctor import Report
 from atoll.engine.native.cgroups import parse_mounts
 from atoll.engine.native.probe_child import Inside, ProbeFailed, probe_child
 from atoll.engine.native.syscalls import Namespace

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
-from atoll.cli import key, serve  # noqa: F401 (loaded now, and what they load: who runs them below may read no module)
 from atoll.cli.main import _main
+from atoll.cli.verbs import key, serve  # noqa: F401 (loaded now, and what they load: who runs them below may read no module)
 from atoll.images.host import HostImage
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.server import run  # noqa: F401

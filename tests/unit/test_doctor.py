@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.cli.doctor import is_fit, summarise
+from atoll.cli.verbs.doctor import is_fit, summarise
 from atoll.telemetry.findings import Area, Finding, Status
 
 

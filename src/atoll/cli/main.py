@@ -1,4 +1,4 @@
-"""The program `atoll`. Each verb has a file of its name here, which is loaded when the verb is used."""
+"""The program `atoll`. Each verb has a file of its name in verbs/, which is loaded when the verb is used."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import os
 import sys
 from importlib import import_module
 from io import TextIOWrapper
+from pkgutil import iter_modules
 from typing import NoReturn
 
 import click
 
 from atoll import __version__
-from atoll.cli import problems
+from atoll.cli import problems, verbs
 from atoll.cli.ending import end_by_signals
 from atoll.protocol.errors import AtollError
 
 SIGPIPE = 13  # which Windows has no name for
-VERBS = (
-    *("run", "exec", "shell", "ls", "inspect", "rm", "adopt", "cp", "files", "events"),
-    *("sleep", "wake"),
-    *("start", "ps", "logs", "kill", "serve", "key", "doctor"),
-)
+FIRST = ("run", "exec", "shell", "ls", "inspect", "rm")  # in help, as most people begin with them
+VERBS = tuple(dict.fromkeys((*FIRST, *(file.name for file in iter_modules(verbs.__path__)))))
 
 
 class Verbs(click.Group):
@@ -32,7 +30,7 @@ class Verbs(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        command: click.Command = getattr(import_module(f"atoll.cli.{name}"), name)
+        command: click.Command = getattr(import_module(f"{verbs.__name__}.{name}"), name)
         return command
 
     def invoke(self, context: click.Context) -> None:
