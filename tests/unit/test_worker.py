@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from atoll.agent.files.worker import HostPort, Phase
+from atoll.agent.files.host_port import HostPort
+from atoll.agent.files.progress import Phase, Progress
 from atoll.protocol.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameKind
 
 
@@ -15,10 +16,10 @@ def frames_of(*pieces: bytes) -> tuple[list[Frame], int]:
     """What the host receives, and how far the worker says that it is."""
     host, connection = socket.socketpair()
     connection.setblocking(False)
-    phase = bytearray(1)
+    progress = Progress(bytearray(Progress.SIZE))
 
     def send() -> None:
-        port = HostPort(connection.detach(), b"", memoryview(bytearray(1024)), phase)
+        port = HostPort(connection.detach(), b"", memoryview(bytearray(1024)), progress)
         for piece in pieces:
             port.send_data(piece)
         port.send_last(FrameKind.DONE, b"done")
@@ -31,7 +32,7 @@ def frames_of(*pieces: bytes) -> tuple[list[Frame], int]:
         while data := host.recv(2**16):
             frames += decoder.feed(data)
     sending.join()
-    return frames, phase[0]
+    return frames, progress.phase
 
 
 @pytest.mark.parametrize("size", [0, 1, 1024, 20_000, 70_000, MAX_PAYLOAD, MAX_PAYLOAD + 1, 3 * MAX_PAYLOAD + 7])

@@ -77,7 +77,7 @@ class Agent:
         TerminalRegistry(self._runner, self._sessions).register(calls)
         self.workers = WorkerPool(self._runner, self._sessions)
         self.workers.register(calls)
-        self.figures = Figures(self.loop, lambda: bool(self._runner.running), self._runner.births.last_pid)
+        self.figures = Figures(self.loop, self._is_busy, self._runner.births.last_pid)
         calls.operations = {kind: self.figures.before(begin) for kind, begin in calls.operations.items()}
         self.server = AgentServer(self.loop, calls, admits, secret)
 
@@ -98,6 +98,9 @@ class Agent:
     def put_commands_into(self, words: Freezing, fds: Sequence[int]) -> None:
         """From now on they have a control group of their own, of which we are not."""
         group.open(words, fds)
+
+    def _is_busy(self) -> bool:
+        return bool(self._runner.running) or self.workers.is_in_use
 
     def _answer_ping(self, call: Ping) -> Pong:
         return Pong(protocol_version=PROTOCOL_VERSION, commands_running=len(self._runner.running))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from atoll.agent import main
 from atoll.agent.commands.vfork import ending_with_us
 from atoll.agent.files.files import perform
+from atoll.agent.files.progress import Progress
 from atoll.agent.files.worker import Job, WorkerProcess, encode_job, receive_packet, send_packet
 from atoll.agent.server import pid_of
 from atoll.protocol.agents import Ping
@@ -46,7 +47,7 @@ RARE = (
 LAST = (
     DeleteSession(session_id=DEFAULT_SESSION),
     StatFile(path=b"/"),
-    Ping(),  # it is answered when the worker has given the connection back
+    Ping(),  # for which the worker gives the connection back
 )
 
 
@@ -102,7 +103,7 @@ async def _play_calls(agent: main.Agent, address: str, calls: Sequence[AnyCall])
         await agent.loop.sock_connect(host, address)
         for call in calls:
             await _ask(agent.loop, host, call)
-        agent.workers.dismiss_idle()
+        agent.workers.close()
         while agent.reaper.is_watching:  # noqa: ASYNC110 (the killed shell; every agent would have an event for this)
             await asyncio.sleep(0.001)
     await asyncio.sleep(0)  # the agent's side of the connection notices that the host is gone
@@ -112,19 +113,21 @@ def _play_worker(directory: int) -> None:
     """A worker's work, done here: its own copy of us would take to its grave what it has learnt."""
     ours, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     host, connection = socket.socketpair()
-    worker = WorkerProcess(control.detach(), bytearray(1), perform)
+    worker = WorkerProcess(control.detach(), Progress(bytearray(Progress.SIZE)), perform, keep_seconds=0)
     path = b"/proc/self/fd/%d/file" % directory
     with ours, host, connection:
         connection.setblocking(False)
         content = encode_frame(FrameKind.INPUT, b"x") + encode_frame(FrameKind.INPUT)
-        for call, unread in (
+        for call, more in (
             (WriteFile(path=path), content),
             (ReadFile(path=path), b""),
             (StatFile(path=path), b""),
             (ListFiles(path=b"/proc/self/fd"), b""),
         ):
-            send_packet(ours, encode_job(Job(encode_message(call), b"/", unread)), [connection.fileno()])
-            worker.serve_one()
+            message = encode_message(call)
+            host.send(encode_frame(FrameKind.CALL, message) + more)  # to be done after the same as a job
+            send_packet(ours, encode_job(Job(message, b"/", more)), [connection.fileno()])
+            worker.serve_connection()
             receive_packet(ours)
             host.recv(65_536)
     worker.close()

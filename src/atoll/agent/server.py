@@ -178,6 +178,11 @@ class HostConnection(asyncio.Protocol):
         self._is_lent = True
         return Loan(self._transport.get_extra_info("socket").fileno(), self._decoder.take_rest())
 
+    def catch_up(self, calls: int, latest: bytes | None) -> None:
+        if calls:
+            self._calls += calls
+            self._call = None if latest is None else decode_call(latest)
+
     def take_back(self, unread: bytes, cause: AtollError | None = None) -> None:
         self._operation = None
         self._is_lent = False

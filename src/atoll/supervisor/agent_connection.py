@@ -59,6 +59,7 @@ class AgentConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._calls = self._last_lost = 0  # counted from 1
         self.idle_since = 0.0
+        self.is_about_files = False  # what it is used for
         self.session: str | None = None  # in whose queue the operation at hand may wait
         self._turn = NO_TURN  # of the operation at hand
         self._queue_timer: asyncio.TimerHandle | None = None

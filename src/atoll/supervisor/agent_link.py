@@ -1,7 +1,8 @@
 """The host's side of the way to an agent. Every byte that arrives is treated as hostile.
 
 Rules:
-1. One operation per connection at a time; a free connection is kept for the next.
+1. One operation per connection at a time; a free connection is kept for the next. An agent's worker that has done an
+   operation on files keeps its end for a moment: so the next of them goes there, and all others elsewhere.
 2. An operation that is left early closes its connection, which is how the agent learns to cancel it.
 3. Nothing the agent sends is kept beyond what the caller allowed, and nothing is awaited for ever: an agent has the
    command's own timeout and a grace period to answer; where output is passed on, for all that it is waited for. Its
@@ -33,6 +34,7 @@ from atoll.protocol.agents import Ping, Pong
 from atoll.protocol.calls import Answer, Call, encode_call, result
 from atoll.protocol.commands import CommandFold, CommandOutput, Exec, ExecShell, session_in, session_of
 from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.files import is_about_files
 from atoll.protocol.versions import PROTOCOL_VERSION, version_needed
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_failures import WHEN_ENDED, too_old, unreachable
@@ -184,13 +186,16 @@ class AgentLink:
         if connection.session is not None:
             for other in self._busy:
                 other.look_at_queue()
-        if connection.is_free and len(self._idle) < IDLE_CONNECTIONS and not self._is_closed:
-            connection.idle_since = time.monotonic()
-            self._idle.append(connection)
-        else:
+        if not connection.is_free or self._is_closed:
             connection.abort()
+            return
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+        if len(self._idle) > IDLE_CONNECTIONS:
+            self._idle.popleft().abort()
 
-    async def connection(self) -> AgentConnection:
+    async def connection(self, *, is_about_files: bool) -> AgentConnection:
+        """One that is free, or new; and such as the last call there was, `is_about_files`."""
         if len(self._busy) >= MAX_UNDER_WAY:
             raise error(
                 ErrorCode.AGENT_BUSY,
@@ -198,14 +203,15 @@ class AgentLink:
                 remedy="Wait for some to end.",
                 limit=MAX_UNDER_WAY,
             )
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_free:
-                return connection
-            connection.abort()
+        for connection in reversed(list(self._idle)):
+            if connection.is_about_files is is_about_files or not connection.is_free:
+                self._idle.remove(connection)
+                if connection.is_free:
+                    return connection
+                connection.abort()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                return await self._connect()
+                connection = await self._connect()
         except TimeoutError as cause:
             raise error(
                 ErrorCode.AGENT_TIMEOUT,
@@ -214,6 +220,8 @@ class AgentLink:
             ) from cause
         except OSError as cause:
             raise unreachable(cause) from cause
+        connection.is_about_files = is_about_files
+        return connection
 
     async def _connect(self) -> AgentConnection:
         peer = await self._open()
@@ -277,7 +285,7 @@ class Exchange:
         return await self.begin()
 
     async def begin(self) -> AgentConnection:
-        self._connection = await self._link.connection()
+        self._connection = await self._link.connection(is_about_files=is_about_files(self._message))
         self._link.take(self._connection)
         self._connection.begin(self._message, self._session, self._more)
         return self._connection

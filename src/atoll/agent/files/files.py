@@ -63,7 +63,7 @@ from atoll.protocol.transfer_bounds import Bounds, Tally
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from atoll.agent.files.worker import HostPort
+    from atoll.agent.files.host_port import HostPort
     from atoll.protocol.files import AnyCall
 
 READ_AT_ONCE, READ_AT_LEAST = 256 * 1024, 16 * 1024

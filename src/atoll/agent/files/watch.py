@@ -30,7 +30,7 @@ from atoll.protocol.messages import encode_message
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from atoll.agent.files.worker import HostPort
+    from atoll.agent.files.host_port import HostPort
     from atoll.protocol.files import WatchFiles
 
 MAX_DIRECTORIES = 8192

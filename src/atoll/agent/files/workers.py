@@ -3,13 +3,15 @@
 Rules:
 1. A worker is a fork of PID 1 without exec. So it needs nothing of the image, loads nothing, and is as closed to the
    rest of the sandbox as PID 1 is: no debugger, no descriptors to be had from /proc. It holds nothing of the agent's.
-2. It does one operation at a time, and has the host's connection for as long as that takes. PID 1 neither reads nor
-   writes there meanwhile; it only sees the host leave.
+2. It does one operation at a time, and has the host's connection for as long as that takes, and for a moment longer:
+   further calls about files come to it without us. PID 1 neither reads nor writes there meanwhile; it only sees the
+   host leave. It asks for connections back when others wait for a worker, and workers look for that between calls.
 3. Whatever becomes of a worker, the operation has an end. One that was killed says, in memory that both share,
    whether it was in the middle of a frame: if not, the host is told, and otherwise the connection is closed. Of one
    that was killed at its last frame nobody knows whether that was sent, but the host: it is told which call that was.
    What has been answered stays so, and no later call is concerned.
-4. An operation whose host has left is ended: SIGTERM, to tidy up, and SIGKILL after a grace period.
+4. An operation whose host has left is ended: SIGTERM, to tidy up, and SIGKILL after a grace period. A worker between
+   two calls sees for itself that the host has left, and is ended only if it does not say so.
 5. What nobody uses goes: an idle worker ends after some seconds.
 6. Who stops a worker holds its operation up for a moment only: those that somebody waits for are told to go on.
 """
@@ -29,7 +31,8 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 from atoll.agent.commands.group import group
 from atoll.agent.commands.spawn import no_room
 from atoll.agent.files.files import perform
-from atoll.agent.files.worker import Job, Phase, WorkerProcess, encode_job, receive_packet, send_packet
+from atoll.agent.files.progress import Phase, Progress
+from atoll.agent.files.worker import Job, WorkerProcess, encode_job, receive_packet, send_packet
 from atoll.cpu.own import OWN
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.files import AnyCall, WatchFiles
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 MAX_WORKERS = 32
 MAX_WATCHERS = 16  # workers that are given a task without an end
 IDLE_WORKERS = 4
-IDLE_SECONDS = 5.0
+IDLE_SECONDS = 3.0  # after those for which a worker keeps a connection
 KILL_GRACE_SECONDS = 0.5
 GO_ON_SECONDS = 1.0
 PROCESS_NAME = b"atoll-files"
@@ -65,7 +68,13 @@ class WorkerPool:
         self._idle: list[Worker] = []
         self._busy: set[Worker] = set()
         self._waiting: deque[WorkerOperation] = deque()
-        self._is_watched = False
+        self._is_watched = self._is_closing = False
+        sessions.on_move = self._session_moved
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether calls may be answered of which PID 1 hears nothing."""
+        return self._count(endless=False) > 0
 
     def register(self, calls: Calls) -> None:
         for kind in get_args(AnyCall):
@@ -84,19 +93,35 @@ class WorkerPool:
             self._start(operation)
         else:
             self._waiting.append(operation)  # no more than there are connections
+            self._ask_back()
 
     def withdraw(self, operation: WorkerOperation) -> None:
         with suppress(ValueError):
             self._waiting.remove(operation)
 
-    def dismiss_idle(self) -> None:
+    def close(self) -> None:
+        """For rehearsals: each worker ends as soon as it has nothing to do."""
+        self._is_closing = True
+        self._ask_back()
         for worker in self._idle[:]:
             self._dismiss(worker)
+
+    def _ask_back(self) -> None:
+        """Have connections given back between two calls."""
+        for worker in self._busy:
+            worker.ask_back()
+
+    def _session_moved(self) -> None:
+        """Where a session is was told to workers before, and to those who wait for one."""
+        for worker in self._busy:
+            worker.progress.is_outdated = True
+        for operation in self._waiting:
+            operation.is_outdated = True
 
     def freed(self, worker: Worker) -> None:
         """It has done its work."""
         self._busy.discard(worker)
-        if len(self._idle) < IDLE_WORKERS:
+        if len(self._idle) < IDLE_WORKERS and not self._is_closing:
             self._idle.append(worker)
             worker.expires = self._loop.call_later(IDLE_SECONDS, self._dismiss, worker)
         else:
@@ -148,12 +173,14 @@ class Worker:
     def __init__(self, pool: WorkerPool, runner: CommandRunner) -> None:
         self.is_endless = False
         self.expires: asyncio.TimerHandle | None = None
+        self._is_asked_back = self._is_ending = False
         self._pool = pool
         self._loop = runner.loop
         self._operation: WorkerOperation | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
         try:
-            self._phase = mmap.mmap(-1, mmap.PAGESIZE)
+            self._memory = mmap.mmap(-1, Progress.SIZE)
+            self.progress = Progress(self._memory)
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as cause:
             raise _no_worker(cause) from cause
@@ -168,7 +195,8 @@ class Worker:
             self.expires.cancel()
             self.expires = None
         self._operation = operation
-        self._phase[0] = Phase.NOT_BEGUN
+        self._is_asked_back = False
+        self.progress.begin(is_outdated=operation.is_outdated)
         self.is_endless = operation.is_endless
         operation.worker = self
         loan = operation.loan
@@ -176,9 +204,23 @@ class Worker:
         with suppress(OSError):  # it has just ended, of which we shall hear
             send_packet(self._control, job, [loan.fd])
 
-    def end(self) -> None:
-        """End a worker whose result nobody wants any more."""
+    def ask_back(self) -> None:
+        """Have the connection given back as soon as it is not needed."""
+        if not (self.is_endless or self._is_asked_back):
+            self._is_asked_back = True
+            with suppress(OSError):  # it ends just now
+                send_packet(self._control, b"")
+
+    def leave(self) -> None:
+        """Its host has left, so nobody wants the result any more, if there is to be one."""
         self._operation = None
+        if self.progress.phase == Phase.KEPT:
+            self._kill_timer = self._loop.call_later(KILL_GRACE_SECONDS, self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_ending = True
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
         self._kill_timer = self._loop.call_later(KILL_GRACE_SECONDS, self.signal, signal.SIGKILL)
@@ -206,11 +248,15 @@ class Worker:
             packet = None
         if packet is None:  # it ends, of which we hear by other means
             self._loop.remove_reader(self._control)
-        if not (packet and self._operation):
+        if packet is None or self._is_ending:
             return False
         operation, self._operation = self._operation, None
         self.is_endless = False
-        operation.owner.take_back(packet.payload)
+        if operation:
+            operation.owner.catch_up(self.progress.calls, None)
+            operation.owner.take_back(packet.payload)
+        elif self._kill_timer:  # its host left while it waited for a call
+            self._kill_timer.cancel()
         return True
 
     def _on_exit(self, exit_code: int) -> None:
@@ -224,8 +270,8 @@ class Worker:
         operation, self._operation = self._operation, None
         self._pool.lost(self)
         if operation:
-            operation.worker_lost(self._phase[0])
-        self._phase.close()
+            operation.worker_lost(self.progress)
+        self._memory.close()
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -237,10 +283,10 @@ class Worker:
                 pid = os.fork()
             except OSError as cause:
                 self._control.close()
-                self._phase.close()
+                self._memory.close()
                 raise _no_worker(cause) from cause
             if pid == 0:
-                _become_worker(theirs.fileno(), self._phase)
+                _become_worker(theirs.fileno(), self.progress)
         return pid
 
 
@@ -252,6 +298,7 @@ class WorkerOperation:
         self.owner = owner
         self.directory = directory
         self.is_endless = is_endless
+        self.is_outdated = False  # whether `directory` may be
         self._had_bad_luck = False
         self.loan: Loan
         self.worker: Worker | None = None
@@ -269,7 +316,7 @@ class WorkerOperation:
 
     def cancel(self) -> None:
         if self.worker:
-            self.worker.end()
+            self.worker.leave()
         else:
             self._pool.withdraw(self)
 
@@ -277,13 +324,17 @@ class WorkerOperation:
         """No worker has had it."""
         self.owner.take_back(self.loan.unread, cause)
 
-    def worker_lost(self, phase: int) -> None:
+    def worker_lost(self, progress: Progress) -> None:
         self.worker = None
+        phase = progress.phase
+        self.owner.catch_up(progress.calls, progress.latest)
         if phase == Phase.MID_FRAME:
             self.owner.hang_up()
         elif phase == Phase.NOT_BEGUN and not self._had_bad_luck:
-            self._had_bad_luck = True  # it got a worker that was killed while it was idle
+            self._had_bad_luck = self.is_outdated = True  # it got a worker that was killed while it was idle
             self._submit()
+        elif phase == Phase.KEPT:
+            self.owner.take_back(b"")
         elif phase == Phase.ANSWERING:
             self.owner.take_back_in_doubt(_killed())
         else:
@@ -298,7 +349,7 @@ class WorkerOperation:
         raise NotImplementedError  # who has the connection reads for himself
 
 
-def _become_worker(control: int, phase: mmap.mmap) -> NoReturn:
+def _become_worker(control: int, progress: Progress) -> NoReturn:
     try:
         group.join()
         # Before anything is closed: a signal would write to whatever has the number of the agent's descriptor then.
@@ -314,7 +365,7 @@ def _become_worker(control: int, phase: mmap.mmap) -> NoReturn:
             ctypes.c_long(OWN.calls["close_range"]), ctypes.c_uint(_CONTROL + 1), ctypes.c_uint(0xFFFFFFFF), 0
         )
         os.umask(0)
-        WorkerProcess(_CONTROL, phase, perform).serve()
+        WorkerProcess(_CONTROL, progress, perform).serve()
     finally:
         os._exit(0)
 

@@ -53,7 +53,7 @@ from atoll.protocol.sessions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from atoll.agent.commands.runner import CommandRunner
     from atoll.agent.commands.streams import Streams
@@ -79,6 +79,7 @@ class SessionRegistry:
         self._runner = runner
         self._scratch = scratch
         self._sessions: dict[str, Session] = {}
+        self.on_move: Callable[[], None] = lambda: None  # when `starting_point` of a session may be another
 
     def register(self, calls: Calls) -> None:
         calls.operations[Exec] = self._exec
@@ -102,6 +103,7 @@ class SessionRegistry:
     def delete(self, session_id: str) -> SessionInfo:
         session = self._get(session_id)
         del self._sessions[session_id]
+        self.on_move()
         info = session.info
         session.close()
         return info
@@ -159,8 +161,9 @@ class SessionRegistry:
                 session_id=call.session_id,
                 limit=MAX_SESSIONS,
             )
-        session = Session(self._runner, self._scratch.make_directory(), call)
+        session = Session(self._runner, self._scratch.make_directory(), call, lambda: self.on_move())
         self._sessions[call.session_id] = session
+        self.on_move()
         return session
 
 
@@ -204,8 +207,11 @@ class SessionOperation(CommandOperation):
 class Session:
     """A directory, variables and functions that carry over from command to command."""
 
-    def __init__(self, runner: CommandRunner, files: ScratchDirectory, call: CreateSession) -> None:
+    def __init__(
+        self, runner: CommandRunner, files: ScratchDirectory, call: CreateSession, on_move: Callable[[], None]
+    ) -> None:
         self.runner = runner
+        self._on_move = on_move
         self._id = call.session_id
         self._env = call.env
         self._lasting: dict[str, str | None] = {}  # changes that the shell has not heard of yet
@@ -262,6 +268,7 @@ class Session:
     def shell_ended(self, exit_code: int) -> None:
         self._hear_last_words(exit_code)
         shell, self._shell = self._shell, None
+        self._on_move()
         self._lasting, self._unsaved = {**self._unsaved, **self._lasting}, {}
         operation = self._turns.current
         if not (operation and isinstance(operation.execution, ShellCommand)):
@@ -357,6 +364,7 @@ class Session:
         self._keeps_all = False
         shell = Shell(self.runner, self._files, self.runner.env.merged(self._env), self._directory, self)
         shell.send(shell.dialect.source(INIT))
+        self._on_move()
         return shell
 
     def _choose_state(self) -> None:
