@@ -32,6 +32,7 @@ from atoll.supervisor.upkeep import set_upkeep
 from atoll.supervisor.workshop import Workshop
 from tests.contract.plain_engine import PlainEngine
 
+SO_ORIGINAL_DST = 80
 ONE = SandboxId("one")
 ME = Caller("me")
 HANG_SECONDS = 60.0
@@ -328,6 +329,31 @@ async def until_open(engine: Engine, live: LiveSandbox, port: int) -> socket.soc
             except AtollError as problem:
                 assert problem.code is ErrorCode.PORT_NOT_OPEN
                 await asyncio.sleep(0.01)
+
+
+async def test_it_leads_connections_to_a_gateway_or_says_that_it_cannot(workshop: Workshop) -> None:
+    live, engine = await make(workshop), workshop.engine
+    if Capability.NETWORK not in engine.capabilities:
+        with pytest.raises(AtollError) as caught:
+            await engine.open_gateway(live)
+        assert caught.value.code is ErrorCode.NOT_AVAILABLE_YET
+        await workshop.destroy(live)
+        return
+    listeners = await engine.open_gateway(live)
+    with listeners.tcp, listeners.dns:
+        async with link_to(engine, live) as link:
+            called = asyncio.create_task(link.run(Exec(argv=["busybox", "nc", "192.0.2.7", "8123"])))
+            peer, _ = await asyncio.get_running_loop().sock_accept(listeners.tcp)
+            with peer:
+                meant = peer.getsockopt(socket.SOL_IP, SO_ORIGINAL_DST, 16)
+                await asyncio.get_running_loop().sock_sendall(peer, b"hello")
+            assert (await called).stdout == b"hello"
+            assert (socket.inet_ntoa(meant[4:8]), int.from_bytes(meant[2:4])) == ("192.0.2.7", 8123)
+    await workshop.stop(live)
+    with pytest.raises(AtollError) as caught:
+        await engine.open_gateway(live)
+    assert caught.value.code is ErrorCode.SANDBOX_NOT_RUNNING
+    await workshop.destroy(live)
 
 
 async def test_it_freezes_or_says_that_it_cannot(workshop: Workshop) -> None:

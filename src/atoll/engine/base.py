@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -83,8 +83,19 @@ class Capability(StrEnum):
     FREEZE = "freeze"  # everything in a sandbox stands still, and its memory is kept
     SNAPSHOT = "snapshot"  # its memory can be kept and gone on with, also elsewhere
     ATTACH = "attach"  # a directory can be attached to a sandbox that runs
+    NETWORK = "connect"  # what leaves a sandbox can be led to a gateway
     # A connection to an agent that breaks says whether the agent had read all of it: what it had not is asked again.
     TELLS_UNREAD = "tells unread"
+
+
+class GatewayListeners(NamedTuple):
+    """The places inside a sandbox at which all that it sends elsewhere arrives: connections, and questions of DNS.
+
+    What a connection was meant for, the kernel tells whoever accepts it (SO_ORIGINAL_DST).
+    """
+
+    tcp: socket.socket
+    dns: socket.socket
 
 
 class DiskKind(Enum):
@@ -166,6 +177,13 @@ class Engine(Protocol):
 
     async def open_port(self, sandbox: LiveSandbox, port: int) -> socket.socket:
         """A connection to what listens on the sandbox's own loopback, which nothing else of the host can reach."""
+        ...
+
+    async def open_gateway(self, sandbox: LiveSandbox) -> GatewayListeners:
+        """The listeners for who decides what the sandbox may reach; one at a time has them. Without, it reaches nobody.
+
+        NETWORK_NOT_AVAILABLE if this machine, or what runs in the sandbox, has none to give.
+        """
         ...
 
     async def freeze(self, sandbox: LiveSandbox) -> None:

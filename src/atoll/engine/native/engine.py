@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from atoll.agent.commands.process_tree import Identity, ProcessStat, parse_stat
-from atoll.engine.base import Capability, Event, EventKind, LiveSandbox, SandboxSpec, Usage, out_of_reach
+from atoll.engine.base import Capability, Event, EventKind, GatewayListeners, LiveSandbox, SandboxSpec, Usage, out_of_reach
 from atoll.engine.native import orders
 from atoll.engine.native.agent_socket import AgentSocket
 from atoll.engine.native.cgroups import Cgroups, Resources, open_cgroups
+from atoll.engine.native.gateway_rules import DNS_PORT, TCP_PORT
 from atoll.engine.native.handles import Held, NativeHandle, ProcessIdentity
 from atoll.engine.native.hoards import HoardWatch
 from atoll.engine.native.host_share import limit_all, most_in_sockets
@@ -48,6 +51,8 @@ SETTLE_SECONDS, SETTLE_PAUSE_SECONDS = 2.0, 0.005
 
 logger = logging.getLogger("atoll.engine")
 
+Visited = TypeVar("Visited")
+
 
 class NativeEngine:
     """Makes sandboxes with a nursery, which is started when first needed and again when it died.
@@ -59,7 +64,7 @@ class NativeEngine:
 
     name = "native"
     isolation = "native: namespaces, user ids of its own, seccomp, control groups"
-    capabilities = frozenset({Capability.FREEZE, Capability.TELLS_UNREAD})
+    capabilities = frozenset({Capability.FREEZE, Capability.TELLS_UNREAD, Capability.NETWORK})
 
     def __init__(
         self,
@@ -289,13 +294,25 @@ class NativeEngine:
         )
 
     async def _socket_inside(self, sandbox: LiveSandbox, family: socket.AddressFamily) -> socket.socket:
+        return await self._visit(sandbox, lambda nursery, pidfd: nursery.open_socket(family, pidfd))
+
+    async def open_gateway(self, sandbox: LiveSandbox) -> GatewayListeners:
+        try:
+            return GatewayListeners(*await self._visit(sandbox, NurseryProcess.open_gateway))
+        except OSError as cause:
+            if isinstance(cause, AtollError):
+                raise
+            raise no_gateway(sandbox, cause) from cause
+
+    async def _visit(self, sandbox: LiveSandbox, visit: Callable[[NurseryProcess, int], Awaitable[Visited]]) -> Visited:
+        """What the nursery makes in the sandbox's network namespace."""
         held = self._held.get(sandbox.handle)
         if held is None or held.pidfd is None:
             raise _not_running(sandbox)
         for _ in range(LAUNCH_ATTEMPTS):
             nursery = await self._running_nursery()
             try:
-                return await nursery.open_socket(family, held.pidfd)
+                return await visit(nursery, held.pidfd)
             except NurseryGone:
                 continue
             except ProcessLookupError as cause:
@@ -419,6 +436,24 @@ def _not_running(sandbox: LiveSandbox) -> AtollError:
         ErrorCode.SANDBOX_NOT_RUNNING,
         f"sandbox {sandbox.id!r} is not running",
         remedy="Start it again; its files are kept.",
+        sandbox=sandbox.id,
+    )
+
+
+def no_gateway(sandbox: LiveSandbox, cause: OSError) -> AtollError:
+    """Why nobody can listen in there for what leaves the sandbox."""
+    if cause.errno == errno.EADDRNOTAVAIL:
+        reason = "this kernel has no packet filter with nat (nf_tables, nf_nat)"
+        remedy = "Boot a kernel with them, or load the modules nft_chain_nat, nft_ct, nft_limit and nft_reject_ipv4."
+    elif cause.errno == errno.EADDRINUSE:
+        reason = "a program inside has taken the gateway's port"
+        remedy = f"End what listens there on port {TCP_PORT} or {DNS_PORT}, then stop and start the sandbox."
+    else:
+        reason, remedy = os.strerror(cause.errno or 0), "Stop and start the sandbox."
+    return error(
+        ErrorCode.NETWORK_NOT_AVAILABLE,
+        f"sandbox {sandbox.id!r} has no network: {reason}",
+        remedy=remedy,
         sandbox=sandbox.id,
     )
 

@@ -42,7 +42,7 @@ import msgspec
 
 from atoll.agent.commands.group import Freezing
 from atoll.agent.main import Agent
-from atoll.engine.native import capabilities, clocks, mounts, syscalls
+from atoll.engine.native import capabilities, clocks, gateway_rules, mounts, syscalls
 from atoll.engine.native.cgroups import Cgroups, group_name
 from atoll.engine.native.orders import KEEP
 from atoll.engine.native.syscalls import MountAttribute, Namespace, Prctl
@@ -373,15 +373,22 @@ def _write_host_name(etc: str, name: str) -> None:
     """The files in which programs read who they are, put straight into the new layer."""
     os.mkdir(etc, 0o755)
     _write(f"{etc}/hostname", f"{name}\n", os.O_CREAT)
-    hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{name}\n"
+    hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{name}.local {name}\n"
     _write(f"{etc}/hosts", hosts, os.O_CREAT)
+    # Whoever asks another is answered by the same.
+    _write(f"{etc}/resolv.conf", f"nameserver {gateway_rules.GATEWAY}\n", os.O_CREAT)
 
 
 def _set_up_network() -> None:
-    """Loopback up. Nobody may ping: what waits in sockets for that is counted for nobody, and grows by 4 GB/s."""
+    """Loopback up, and all else led to the gateway.
+
+    Nobody may ping: what waits in sockets for that is counted for nobody, and grows by 4 GB/s.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = _INTERFACE_REQUEST.pack(b"lo", _IFF_UP)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
+    with suppress(OSError):  # a kernel without a packet filter: whoever wants to listen for the gateway learns of it
+        gateway_rules.set_up()
 
 
 def _write(path: str, text: str, flags: int = 0) -> None:

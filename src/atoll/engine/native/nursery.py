@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 
@@ -115,16 +115,22 @@ class Nursery:
                 self._begin(launch, fds[0])
             case orders.Launch() as launch:
                 self._regret(launch, Failure("receive the environment", errno.EMFILE, os.strerror(errno.EMFILE)))
-            case orders.OpenSocket() as order:
+            case orders.OpenSocket() | orders.OpenGateway() as order:
                 self._open_socket(order, fds)
         return True
 
-    def _open_socket(self, order: orders.OpenSocket, fds: list[int]) -> None:
+    def _open_socket(self, order: orders.OpenSocket | orders.OpenGateway, fds: list[int]) -> None:
         try:
             (process,) = fds
-            with self._visits.socket_at(process, order.family) as made:
+            with ExitStack() as close:
+                if isinstance(order, orders.OpenSocket):
+                    made = [self._visits.socket_at(process, order.family)]
+                else:
+                    made = [*self._visits.gateway_at(process)]
+                for one in made:
+                    close.enter_context(one)
                 answer = orders.encode(orders.SocketOpened(ticket=order.ticket))
-                socket.send_fds(self._engine, [answer], [made.fileno()])
+                socket.send_fds(self._engine, [answer], [one.fileno() for one in made])
         except (OSError, ValueError) as cause:
             number = getattr(cause, "errno", None) or errno.EMFILE
             self._engine.send(orders.encode(orders.SocketRefused(ticket=order.ticket, errno=number)))

@@ -58,7 +58,7 @@ class NurseryProcess:
         self._channel = channel
         self._log = log
         self._waiting: dict[int, asyncio.Future[Delivery]] = {}
-        self._sockets: dict[int, asyncio.Future[socket.socket]] = {}
+        self._sockets: dict[int, asyncio.Future[list[socket.socket]]] = {}
         self._last_ticket = 0
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
@@ -168,8 +168,16 @@ class NurseryProcess:
 
     async def open_socket(self, family: int, pidfd: int) -> socket.socket:
         """A socket in that process's network namespace; ProcessLookupError if it has ended."""
-        order = orders.OpenSocket(ticket=self.next_ticket(), family=family)
-        answer: asyncio.Future[socket.socket] = self._loop.create_future()
+        (made,) = await self._open(orders.OpenSocket(ticket=self.next_ticket(), family=family), pidfd)
+        return made
+
+    async def open_gateway(self, pidfd: int) -> tuple[socket.socket, socket.socket]:
+        """A gateway's listeners there, for TCP and for DNS; ProcessLookupError if the process has ended."""
+        tcp, dns = await self._open(orders.OpenGateway(ticket=self.next_ticket()), pidfd)
+        return tcp, dns
+
+    async def _open(self, order: orders.OpenSocket | orders.OpenGateway, pidfd: int) -> list[socket.socket]:
+        answer: asyncio.Future[list[socket.socket]] = self._loop.create_future()
         self._sockets[order.ticket] = answer
         try:
             await self._send(orders.encode(order), [pidfd])
@@ -240,9 +248,10 @@ class NurseryProcess:
             for fd in fds:
                 os.close(fd)
         elif isinstance(answer, orders.SocketOpened) and fds:
-            made = socket.socket(fileno=fds[0])
-            made.set_inheritable(False)
-            made.setblocking(False)
+            made = [socket.socket(fileno=fd) for fd in fds]
+            for one in made:
+                one.set_inheritable(False)
+                one.setblocking(False)
             waiting.set_result(made)
         else:
             number = answer.errno if isinstance(answer, orders.SocketRefused) else errno.EMFILE

@@ -51,6 +51,12 @@ class OpenSocket(msgspec.Struct, frozen=True, kw_only=True, tag="open socket"):
     family: int
 
 
+class OpenGateway(msgspec.Struct, frozen=True, kw_only=True, tag="open gateway"):
+    """Make the sockets on which a gateway listens there. The pidfd of a process comes along."""
+
+    ticket: int
+
+
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """The nursery is ready."""
 
@@ -75,7 +81,7 @@ class Stillborn(msgspec.Struct, frozen=True, kw_only=True, tag="stillborn"):
 
 
 class SocketOpened(msgspec.Struct, frozen=True, kw_only=True, tag="socket opened"):
-    """The socket comes along."""
+    """The socket comes along; for a gateway, two."""
 
     ticket: int
 
@@ -85,7 +91,7 @@ class SocketRefused(msgspec.Struct, frozen=True, kw_only=True, tag="socket refus
     errno: int
 
 
-Order = Launch | OpenSocket
+Order = Launch | OpenSocket | OpenGateway
 Answer = Opened | Born | Stillborn | SocketOpened | SocketRefused
 
 _encoder = msgspec.msgpack.Encoder()
