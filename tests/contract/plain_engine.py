@@ -23,7 +23,17 @@ import msgspec
 
 from atoll.agent.commands.process_tree import ProcessStat, parse_stat
 from atoll.agent.secret import BYTES
-from atoll.engine.base import Capability, Event, EventKind, GatewayListeners, LiveSandbox, SandboxSpec, Usage, out_of_reach, require
+from atoll.engine.base import (
+    Capability,
+    Event,
+    EventKind,
+    GatewayListeners,
+    LiveSandbox,
+    SandboxSpec,
+    Usage,
+    out_of_reach,
+    require,
+)
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.versions import PROTOCOL_VERSION
 from atoll.supervisor.agent_link import AgentLink

@@ -14,7 +14,7 @@ from atoll.engine.base import GatewayListeners
 from atoll.engine.native.gateway_rules import GATEWAY, NEW_AT_ONCE, OWN, TCP_PORT
 from atoll.engine.native.netlink import attribute, errors, message, nested, number
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.supervisor.machine import Machine
+from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 
 NET_ADMIN = 12
@@ -39,8 +39,8 @@ def attempt(family, kind, address, say=b""):
 
 
 @pytest.fixture
-async def listeners(host_box: Box, machine: Machine) -> AsyncIterator[GatewayListeners]:
-    made = await machine.engine.open_gateway(host_box.live)
+async def listeners(host_box: Box, workshop: Workshop) -> AsyncIterator[GatewayListeners]:
+    made = await workshop.engine.open_gateway(host_box.live)
     with made.tcp, made.dns:
         yield made
 
@@ -148,20 +148,20 @@ async def test_nobody_inside_may_change_the_rules(host_box: Box) -> None:
             assert not int(line.split()[1], 16) >> NET_ADMIN & 1, line
 
 
-async def test_the_next_gateway_takes_over_the_address_of_one_that_is_gone(host_box: Box, machine: Machine) -> None:
+async def test_the_next_gateway_takes_over_the_address_of_one_that_is_gone(host_box: Box, workshop: Workshop) -> None:
     for _ in range(3):
-        made = await machine.engine.open_gateway(host_box.live)
+        made = await workshop.engine.open_gateway(host_box.live)
         made.tcp.close()
         made.dns.close()
 
 
-async def test_who_takes_the_gateways_port_inside_harms_nobody_but_himself(host_box: Box, machine: Machine) -> None:
+async def test_who_takes_the_gateways_port_inside_harms_nobody_but_himself(host_box: Box, workshop: Workshop) -> None:
     taker = f"import socket; s = socket.create_server(('0.0.0.0', {TCP_PORT})); print('taken', flush=True); input()"
     await host_box.shell(
         f'python3 -c "{taker}" < <(sleep 1000) > /tmp/taken & until grep -q taken /tmp/taken; do :; done'
     )
     with pytest.raises(AtollError) as caught:
-        await machine.engine.open_gateway(host_box.live)
+        await workshop.engine.open_gateway(host_box.live)
     assert caught.value.code is ErrorCode.NETWORK_NOT_AVAILABLE
     assert str(TCP_PORT) in caught.value.remedy
 

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from atoll.agent.commands.process_tree import Identity, ProcessStat, parse_stat
-from atoll.engine.base import Capability, Event, EventKind, GatewayListeners, LiveSandbox, SandboxSpec, Usage, out_of_reach
+from atoll.engine.base import (
+    Capability,
+    Event,
+    EventKind,
+    GatewayListeners,
+    LiveSandbox,
+    SandboxSpec,
+    Usage,
+    out_of_reach,
+)
 from atoll.engine.native import orders
 from atoll.engine.native.agent_socket import AgentSocket
 from atoll.engine.native.cgroups import Cgroups, Resources, open_cgroups
