@@ -16,7 +16,7 @@ import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.files import FileType
-from atoll.server.relay import BEGIN_SECONDS
+from atoll.server.routes.relay import BEGIN_SECONDS
 from atoll.values.files import LeftOutWarning
 from tests.client.halves import AsyncHalf, BlockingHalf, Half
 from tests.system.serving import RunningServer

@@ -16,9 +16,9 @@ from schemathesis import GenerationMode
 
 from atoll.protocol.frames import FRAMES, FrameKind, encode_frame
 from atoll.server.api_route import ApiRoute
-from atoll.server.files import TAR
 from atoll.server.openapi import document
 from atoll.server.routes import ROUTES
+from atoll.server.routes.files import TAR
 from tests.system.serving import Answer, RunningServer
 
 EXAMPLES = 50

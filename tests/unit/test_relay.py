@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from atoll.protocol.frames import FrameKind, encode_frame
 from atoll.server.connections import Body, Departure
-from atoll.server.relay import Requests
+from atoll.server.routes.relay import Requests
 from atoll.supervisor.agent_connection import AgentConnection
 from tests.native import linked_at
 

@@ -25,8 +25,8 @@ from atoll.protocol.files import (
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.messages import encode_message
 from atoll.protocol.processes import LogEntry, LogPart, OutputStream
-from atoll.server.files import bytes_in, changes, content, etag, first_bytes, last_modified, listing, sized
-from atoll.server.processes import collect
+from atoll.server.routes.files import bytes_in, changes, content, etag, first_bytes, last_modified, listing, sized
+from atoll.server.routes.processes import collect
 
 DONE = Frame(FrameKind.DONE, encode_message(FileDone()))
 READ, LIST, WATCH = ReadFile(path=b"/a"), ListFiles(path=b"/"), WatchFiles(path=b"/")

@@ -10,16 +10,13 @@ from urllib.parse import quote
 import msgspec
 
 from atoll.client import sessions
-from atoll.client.commands import AsyncCommands, Environment
+from atoll.client.commands import Environment
 from atoll.client.events import AsyncEventStream
-from atoll.client.files import AsyncFiles
 from atoll.client.handles import Handle
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.plumbing.server import Server, find_server
-from atoll.client.processes import AsyncProcesses
 from atoll.client.promised import AsyncPromised
-from atoll.client.sessions import AsyncSession
-from atoll.client.terminals import AsyncTerminals
+from atoll.client.sessions import AsyncInSession, AsyncSession
 from atoll.protocol.arguments import (
     MAX_NUMBER,
     Directory,
@@ -175,7 +172,7 @@ async def _walk_pages(server: Server, conditions: list[str], most: int, place: s
     return found
 
 
-class AsyncSandbox(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals, AsyncPromised):
+class AsyncSandbox(Handle, AsyncInSession, AsyncPromised):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

@@ -26,7 +26,11 @@ from atoll.protocol.sessions import (
 )
 
 
-class AsyncSession(Handle, AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
+class AsyncInSession(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
+    """All that is done in a session: that of a sandbox itself is its default one."""
+
+
+class AsyncSession(Handle, AsyncInSession):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

@@ -11,16 +11,13 @@ from urllib.parse import quote
 import msgspec
 
 from atoll.client_sync import sessions
-from atoll.client_sync.commands import Commands, Environment
+from atoll.client_sync.commands import Environment
 from atoll.client_sync.events import EventStream
-from atoll.client_sync.files import Files
 from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.plumbing.server import Server, find_server
-from atoll.client_sync.processes import Processes
 from atoll.client_sync.promised import Promised
-from atoll.client_sync.sessions import Session
-from atoll.client_sync.terminals import Terminals
+from atoll.client_sync.sessions import InSession, Session
 from atoll.protocol.arguments import (
     MAX_NUMBER,
     Directory,
@@ -176,7 +173,7 @@ def _walk_pages(server: Server, conditions: list[str], most: int, place: str) ->
     return found
 
 
-class Sandbox(Handle, Commands, Files, Processes, Terminals, Promised):
+class Sandbox(Handle, InSession, Promised):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

@@ -27,7 +27,11 @@ from atoll.protocol.sessions import (
 )
 
 
-class Session(Handle, Commands, Files, Processes, Terminals):
+class InSession(Commands, Files, Processes, Terminals):
+    """All that is done in a session: that of a sandbox itself is its default one."""
+
+
+class Session(Handle, InSession):
     """A shell of a sandbox. Its commands run one at a time, in order; sessions run in parallel."""
 
     @property

@@ -14,12 +14,11 @@ from starlette.types import ASGIApp
 from atoll import __version__
 from atoll.protocol.sandboxes import ServerInfo
 from atoll.protocol.versions import PROTOCOL_VERSION
-from atoll.server import terminals
 from atoll.server.auth import Gate
 from atoll.server.docs_page import page
 from atoll.server.openapi import document
 from atoll.server.problems import HANDLERS, json_response
-from atoll.server.routes import ROUTES
+from atoll.server.routes import ROUTES, terminals
 from atoll.store.keys import Keys
 from atoll.supervisor.roster import Roster
 

@@ -15,7 +15,7 @@ from atoll.protocol.calls import Answer, Call, result
 from atoll.protocol.errors import AtollError
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.server.bodies import while_client_waits
-from atoll.server.sandboxes import actor_of, caller_of
+from atoll.server.routes.sandboxes import actor_of, caller_of
 from atoll.supervisor.agent_connection import AgentConnection, any_sign_of_life
 
 INPUT_CHUNK = 256 * 1024

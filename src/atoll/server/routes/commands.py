@@ -20,7 +20,7 @@ from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
 from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.command_bodies import ExecEventBody, ExecRequest, ExecResultBody
 from atoll.server.problems import bad_request, json_response
-from atoll.server.sandboxes import actor_of, caller_of
+from atoll.server.routes.sandboxes import actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_connection import nothing
 from atoll.supervisor.agent_link import MAX_OUTPUT_KEPT, patience_with

@@ -43,7 +43,7 @@ from atoll.server.bodies import read_json
 from atoll.server.calls import ask
 from atoll.server.connections import departure_of
 from atoll.server.problems import bad_request, json_response
-from atoll.server.sandboxes import actor_of, caller_of
+from atoll.server.routes.sandboxes import actor_of, caller_of
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.agent_link import AgentLink
 

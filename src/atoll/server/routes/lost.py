@@ -9,7 +9,7 @@ from atoll.protocol.sandboxes import AdoptRequest, LostList, SandboxInfo
 from atoll.server.api_route import ApiRoute
 from atoll.server.bodies import read_json
 from atoll.server.problems import json_response
-from atoll.server.sandboxes import caller_of, roster_of
+from atoll.server.routes.sandboxes import caller_of, roster_of
 
 
 async def list_lost_disks(request: Request) -> Response:

@@ -14,7 +14,7 @@ from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.bodies import read_json
 from atoll.server.calls import ask
 from atoll.server.problems import json_response
-from atoll.server.sandboxes import actor_of, caller_of
+from atoll.server.routes.sandboxes import actor_of, caller_of
 from atoll.supervisor import sessions
 
 

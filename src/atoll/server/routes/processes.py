@@ -40,10 +40,10 @@ from atoll.protocol.processes import (
 from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
 from atoll.server.bodies import last_event, read_json, wants, while_client_waits
 from atoll.server.calls import ask
-from atoll.server.commands import to_text
 from atoll.server.problems import json_response
 from atoll.server.queries import MAX_NUMBER, Query
-from atoll.server.sandboxes import actor_of, caller_of
+from atoll.server.routes.commands import to_text
+from atoll.server.routes.sandboxes import actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
 
 ENTRIES_AT_ONCE = 64

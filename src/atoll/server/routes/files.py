@@ -70,7 +70,7 @@ from atoll.server.file_queries import (
 )
 from atoll.server.problems import json_response, problem_response
 from atoll.server.ranges import parse_range
-from atoll.server.sandboxes import actor_of
+from atoll.server.routes.sandboxes import actor_of
 
 TAR = "application/x-tar"
 ITEMS_AT_ONCE = 64
