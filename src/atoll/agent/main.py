@@ -26,6 +26,7 @@ import stringprep
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from atoll.agent.calls import NOUNS
 from atoll.agent.commands.group import Freezing, group
 from atoll.agent.commands.reaper import Reaper
 from atoll.agent.commands.runner import CommandRunner, oom_score_of_commands
@@ -41,8 +42,6 @@ from atoll.agent.sessions.sessions import SessionRegistry
 from atoll.agent.sessions.shell_script import RESTORE, STATES
 from atoll.agent.terminals.terminals import TerminalRegistry
 from atoll.cpu.own import OWN
-from atoll.protocol.agents import Ping, Pong
-from atoll.protocol.versions import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -66,18 +65,16 @@ class Agent:
         self.loop = AgentLoop()
         self.loop.set_exception_handler(_survive)
         self.reaper = Reaper(self.loop)
-        self._runner = CommandRunner(self.loop, self.reaper)
+        self.runner = CommandRunner(self.loop, self.reaper)
         self._scratch = Scratch(disposable=(*STATES, RESTORE))
-        self._sessions = SessionRegistry(self._runner, self._scratch)
+        self.sessions = SessionRegistry(self.runner, self._scratch)
+        self.processes = ProcessRegistry(self.runner, self.sessions)
+        self.terminals = TerminalRegistry(self.runner, self.sessions)
+        self.workers = WorkerPool(self.runner, self.sessions)
         calls = Calls()
-        calls.answers[Ping] = self._answer_ping
-        self._sessions.register(calls)
-        self._processes = ProcessRegistry(self._runner, self._sessions)
-        self._processes.register(calls)
-        TerminalRegistry(self._runner, self._sessions).register(calls)
-        self.workers = WorkerPool(self._runner, self._sessions)
-        self.workers.register(calls)
-        self.figures = Figures(self.loop, self._is_busy, self._runner.births.last_pid)
+        for noun in NOUNS:
+            noun.register(calls, self)
+        self.figures = Figures(self.loop, self._is_busy, self.runner.births.last_pid)
         calls.operations = {kind: self.figures.before(begin) for kind, begin in calls.operations.items()}
         self.server = AgentServer(self.loop, calls, admits, secret)
 
@@ -88,7 +85,7 @@ class Agent:
         """
         # /proc/self belongs to us only while we are dumpable, which a change of user id ends.
         _set_dumpable(True)
-        self._runner.open()
+        self.runner.open()
         _set_dumpable(False)
         self._scratch.open(scratch)
         self.loop.open()
@@ -100,28 +97,25 @@ class Agent:
         group.open(words, fds)
 
     def _is_busy(self) -> bool:
-        return bool(self._runner.running) or self.workers.is_in_use
-
-    def _answer_ping(self, call: Ping) -> Pong:
-        return Pong(protocol_version=PROTOCOL_VERSION, commands_running=len(self._runner.running))
+        return bool(self.runner.running) or self.workers.is_in_use
 
     def close(self) -> None:
         """For rehearsals; an agent proper ends with its sandbox."""
         self.server.close()
         self.reaper.close()
         self.loop.close()
-        self._sessions.close()
-        self._processes.close()
+        self.sessions.close()
+        self.processes.close()
         self._scratch.close()
-        self._runner.close()
+        self.runner.close()
 
     def run(self, env: Mapping[str, str], on_ready: Callable[[], None], *, memory: int | None = None) -> NoReturn:
         """Serve, and never return. `env` is what commands start from, `memory` all that the sandbox has, if known."""
         become_pid_1()
         if memory:
-            self._runner.oom_score = oom_score_of_commands(memory)
-        self._runner.env = Environment(env)
-        self._runner.guard.arm()
+            self.runner.oom_score = oom_score_of_commands(memory)
+        self.runner.env = Environment(env)
+        self.runner.guard.arm()
         on_ready()
         self.loop.run_forever()
         os._exit(0)

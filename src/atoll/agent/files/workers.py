@@ -26,7 +26,7 @@ import signal
 import socket
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn, get_args
+from typing import TYPE_CHECKING, NoReturn
 
 from atoll.agent.commands.group import group
 from atoll.agent.commands.spawn import no_room
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from atoll.agent.commands.runner import CommandRunner
-    from atoll.agent.operations import Calls, Loan, Owner
+    from atoll.agent.operations import Loan, Owner
     from atoll.agent.sessions.sessions import SessionRegistry
 
 MAX_WORKERS = 32
@@ -76,11 +76,7 @@ class WorkerPool:
         """Whether calls may be answered of which PID 1 hears nothing."""
         return self._count(endless=False) > 0
 
-    def register(self, calls: Calls) -> None:
-        for kind in get_args(AnyCall):
-            calls.operations[kind] = self._operation
-
-    def _operation(self, call: AnyCall, owner: Owner) -> WorkerOperation:
+    def operation(self, call: AnyCall, owner: Owner) -> WorkerOperation:
         directory = os.fsencode(self._sessions.starting_point(call.session_id).directory)
         is_endless = isinstance(call, WatchFiles)
         return WorkerOperation(self, encode_message(call), owner, directory, is_endless=is_endless)

@@ -24,21 +24,17 @@ from atoll.agent.commands.process_tree import BackgroundTree, read_process_table
 from atoll.agent.commands.spawn import check_words, invalid_command, pipe_name
 from atoll.agent.commands.streams import MAX_LEFT_IN_PIPE, read_now
 from atoll.agent.processes.log import LogStore
-from atoll.agent.processes.operations import KillOperation, LogOperation, WaitForExitOperation, WaitForPortOperation
+from atoll.agent.processes.operations import KillOperation
 from atoll.agent.sessions.shell import find_shell
 from atoll.protocol.commands import TIMED_OUT_EXIT_CODE, Exec
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.messages import encode_message
 from atoll.protocol.processes import (
-    CleanUpProcesses,
-    GetProcess,
     KillAllProcesses,
     KillProcess,
-    ListProcesses,
     OutputStream,
     ProcessCount,
     ProcessInfo,
-    ProcessList,
     ProcessStatus,
     RestartPolicy,
     StartProcess,
@@ -60,7 +56,7 @@ if TYPE_CHECKING:
     from atoll.agent.commands.runner import CommandRunner
     from atoll.agent.commands.spawn import Pipes
     from atoll.agent.commands.streams import Drains
-    from atoll.agent.operations import Calls, Owner
+    from atoll.agent.operations import Owner
     from atoll.agent.processes.log import ProcessLog
     from atoll.agent.sessions.sessions import SessionRegistry, StartingPoint
 
@@ -88,21 +84,6 @@ class ProcessRegistry:
         self._sessions = sessions
         self._processes: dict[str, BackgroundProcess] = {}
         self._ended: list[tuple[BackgroundProcess, int]] = []
-
-    def register(self, calls: Calls) -> None:
-        calls.answers[StartProcess] = self.start
-        calls.answers[ListProcesses] = lambda call: ProcessList(processes=self.list())
-        calls.answers[GetProcess] = lambda call: self.get(call.process_id).info
-        calls.answers[CleanUpProcesses] = lambda call: ProcessCount(count=self.clean_up())
-        calls.operations[KillProcess] = self._kill
-        calls.operations[KillAllProcesses] = self._kill_all
-        calls.operations[StreamProcessLog] = lambda call, owner: LogOperation(self._loop, owner, self._of(call), call)
-        calls.operations[WaitForPort] = lambda call, owner: WaitForPortOperation(
-            self._loop, owner, self._of(call), call
-        )
-        calls.operations[WaitForExit] = lambda call, owner: WaitForExitOperation(
-            self._loop, owner, self._of(call), call
-        )
 
     def start(self, call: StartProcess) -> ProcessInfo:
         process_id = f"proc-{os.urandom(4).hex()}" if call.process_id is None else parse_process_id(call.process_id)
@@ -170,16 +151,16 @@ class ProcessRegistry:
         del self._processes[process.id]
         process.forget()
 
-    def _kill(self, call: KillProcess, owner: Owner) -> KillOperation:
+    def kill(self, call: KillProcess, owner: Owner) -> KillOperation:
         process, number = self.get(call.process_id), parse_signal(call.signal)
         return KillOperation(self._loop, owner, [process], number, lambda: process.info)
 
-    def _kill_all(self, call: KillAllProcesses, owner: Owner) -> KillOperation:
+    def kill_all(self, call: KillAllProcesses, owner: Owner) -> KillOperation:
         running = [process for process in self._processes.values() if not process.is_over]
         count = ProcessCount(count=len(running))
         return KillOperation(self._loop, owner, running, signal.SIGTERM, lambda: count)
 
-    def _of(self, call: StreamProcessLog | WaitForPort | WaitForExit) -> BackgroundProcess:
+    def of(self, call: StreamProcessLog | WaitForPort | WaitForExit) -> BackgroundProcess:
         return self.get(call.process_id)
 
     @property

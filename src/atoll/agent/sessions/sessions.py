@@ -45,11 +45,8 @@ from atoll.protocol.sessions import (
     DEFAULT_DIRECTORY,
     DEFAULT_SESSION,
     CreateSession,
-    DeleteSession,
-    ListSessions,
     SessionInfo,
     Sessions,
-    SetEnvironment,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +54,7 @@ if TYPE_CHECKING:
 
     from atoll.agent.commands.runner import CommandRunner
     from atoll.agent.commands.streams import Streams
-    from atoll.agent.operations import Calls, Operation, Owner
+    from atoll.agent.operations import Operation, Owner
     from atoll.agent.scratch import Scratch, ScratchDirectory
 
 MAX_SESSIONS = 64
@@ -80,14 +77,6 @@ class SessionRegistry:
         self._scratch = scratch
         self._sessions: dict[str, Session] = {}
         self.on_move: Callable[[], None] = lambda: None  # when `starting_point` of a session may be another
-
-    def register(self, calls: Calls) -> None:
-        calls.operations[Exec] = self._exec
-        calls.operations[ExecShell] = self.operation
-        calls.answers[CreateSession] = self.create
-        calls.answers[DeleteSession] = lambda call: self.delete(call.session_id)
-        calls.answers[ListSessions] = lambda call: Sessions(sessions=self.list())
-        calls.answers[SetEnvironment] = lambda call: self.set_environment(call.env)
 
     def create(self, call: CreateSession) -> SessionInfo:
         parse_session_id(call.session_id)
@@ -126,7 +115,7 @@ class SessionRegistry:
             return StartingPoint(DEFAULT_DIRECTORY, DEFAULT_DIRECTORY, {})
         return self._get(session_id or DEFAULT_SESSION).starting_point
 
-    def _exec(self, call: Exec, owner: Owner) -> Operation:
+    def program(self, call: Exec, owner: Owner) -> Operation:
         return self._runner.operation(call, owner) if call.session_id is None else self.operation(call, owner)
 
     def operation(self, call: Exec | ExecShell, owner: Owner) -> SessionOperation:

@@ -10,27 +10,21 @@ from atoll.agent.commands.spawn import check_directory_name, check_no_nul, enter
 from atoll.agent.sessions.shell import find_shell
 from atoll.agent.terminals.pty import PtyProgram, read_outcome
 from atoll.agent.terminals.terminal import Terminal
-from atoll.agent.terminals.views import Viewer
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.terminals import (
     MAX_WRITE,
-    AttachTerminal,
-    CloseTerminal,
     CreateTerminal,
-    ListTerminals,
     ResizeTerminal,
     TerminalInfo,
     TerminalList,
-    WaitTerminal,
-    WriteTerminal,
     check_size,
     to_words,
 )
 
 if TYPE_CHECKING:
     from atoll.agent.commands.runner import CommandRunner
-    from atoll.agent.operations import Calls, Owner
+    from atoll.agent.operations import Owner
     from atoll.agent.sessions.sessions import SessionRegistry
 
 MAX_TERMINALS = 32
@@ -45,15 +39,6 @@ class TerminalRegistry:
         self._runner = runner
         self._sessions = sessions
         self._terminals: dict[str, Terminal] = {}
-
-    def register(self, calls: Calls) -> None:
-        calls.operations[CreateTerminal] = lambda call, owner: Creation(self, call, owner)
-        calls.operations[AttachTerminal] = lambda call, owner: Viewer(self._get(call.terminal_id), owner)
-        calls.operations[WriteTerminal] = lambda call, owner: Writing(self._get(call.terminal_id), call.data, owner)
-        calls.operations[WaitTerminal] = lambda call, owner: Ending(self._get(call.terminal_id), owner)
-        calls.operations[CloseTerminal] = lambda call, owner: Closing(self._get(call.terminal_id), owner)
-        calls.answers[ResizeTerminal] = self.resize
-        calls.answers[ListTerminals] = lambda call: self.list()
 
     def start(self, call: CreateTerminal) -> tuple[Terminal, int]:
         """A terminal, and the pipe that says whether its program could be run."""
@@ -83,7 +68,7 @@ class TerminalRegistry:
         self._terminals.pop(terminal.id, None)
 
     def resize(self, call: ResizeTerminal) -> TerminalInfo:
-        terminal = self._get(call.terminal_id)
+        terminal = self.get(call.terminal_id)
         check_size(call.cols, call.rows)
         terminal.resize(call.cols, call.rows)
         return terminal.info
@@ -106,7 +91,7 @@ class TerminalRegistry:
         for terminal in ended[:-MAX_ENDED]:
             self.drop(terminal)
 
-    def _get(self, terminal_id: str) -> Terminal:
+    def get(self, terminal_id: str) -> Terminal:
         terminal = self._terminals.get(terminal_id)
         if terminal is None:
             remedy = "Create one; list the terminals to see which there are. One that ended long ago is forgotten."
