@@ -20,7 +20,8 @@ import pytest
 
 from atoll.engine.native.cgroups import group_name, open_cgroups
 from atoll.engine.native.uid_ranges import UidRanges
-from atoll.storage.pool import MIN_POOL, PoolStorage
+from atoll.storage.mounting import MIN_POOL
+from atoll.storage.pool import PoolStorage
 from atoll.store.sqlite.database import open_database
 from tests import kept, leaks
 from tests.leaks import Surroundings, Trace, look

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.storage.pool import find_device
+from atoll.storage.loop_devices import find_device
 
 MIB = 2**20
 FILLER = "somebody-else"

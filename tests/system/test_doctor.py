@@ -20,7 +20,9 @@ from atoll.cli.verbs.doctor import Report
 from atoll.engine.native.cgroups import parse_mounts
 from atoll.engine.native.probe_child import Inside, ProbeFailed, probe_child
 from atoll.engine.native.syscalls import Namespace
-from atoll.storage.pool import MIN_POOL, PoolStorage, find_device, machine_lock
+from atoll.storage.loop_devices import find_device, machine_lock
+from atoll.storage.mounting import MIN_POOL
+from atoll.storage.pool import PoolStorage
 from atoll.telemetry.findings import Area, Finding, Status
 from tests.system.serving import HANG_SECONDS
 

@@ -21,7 +21,9 @@ from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import SandboxState
 from atoll.storage.examination import check_pool
 from atoll.storage.failures import is_given_up, is_read_only
-from atoll.storage.pool import MIN_POOL, PoolStorage, find_device
+from atoll.storage.loop_devices import find_device
+from atoll.storage.mounting import MIN_POOL
+from atoll.storage.pool import PoolStorage
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import WHEN_RECOVERED, WHEN_REMOVED_LATE, Caller
 from atoll.supervisor.agent_link import AgentLink

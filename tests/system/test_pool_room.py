@@ -21,7 +21,8 @@ from atoll.protocol.limits import Limits
 from atoll.storage import growth, headroom
 from atoll.storage.examination import check_pool
 from atoll.storage.failures import is_read_only
-from atoll.storage.pool import MIN_POOL, PoolStorage
+from atoll.storage.mounting import MIN_POOL
+from atoll.storage.pool import PoolStorage
 from atoll.store.sqlite.database import open_database
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller

@@ -20,7 +20,9 @@ from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.storage.directory import DirectoryStorage
-from atoll.storage.pool import LOCK, MIN_POOL, PoolStorage, find_device, open_storage
+from atoll.storage.loop_devices import LOCK, find_device
+from atoll.storage.mounting import MIN_POOL
+from atoll.storage.pool import PoolStorage, open_storage
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 from tests.native import agent_socket, linked, native
@@ -29,8 +31,7 @@ ONE, TWO = SandboxId("one"), SandboxId("two")
 MIB = 2**20
 CALLER = """
 import sys
-from atoll.storage.pool import machine_lock, run
-from tests.native import agent_socket, linked, native
+from atoll.storage.loop_devices import machine_lock, run
 with machine_lock() as lock:
     run("sh", "-c", sys.argv[1], otherwise=RuntimeError, lock=lock)
 """

@@ -17,8 +17,10 @@ from pathlib import Path
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import format_size
 from atoll.storage.failures import is_given_up
+from atoll.storage.loop_devices import find_device, machine_lock
 from atoll.storage.lost import NAMES, SHOWN, is_lost_name
-from atoll.storage.pool import MIN_POOL, PROGRAMS, PoolStorage, can_have_pool, find_device, machine_lock
+from atoll.storage.mounting import MIN_POOL, PROGRAMS
+from atoll.storage.pool import PoolStorage, can_have_pool
 from atoll.storage.superblock import OFFSET, SIZE, find_damage
 from atoll.telemetry.findings import Area, Check, Outcome, missing, ok, warning
 

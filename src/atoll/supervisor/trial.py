@@ -15,7 +15,8 @@ from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.storage.base import Storage
 from atoll.storage.examination import temporary_state
-from atoll.storage.pool import MIN_POOL, open_storage
+from atoll.storage.mounting import MIN_POOL
+from atoll.storage.pool import open_storage
 from atoll.supervisor.agent_link import link_to
 from atoll.supervisor.workshop import ENV
 from atoll.telemetry.findings import Area, Check, Outcome, missing, ok
