@@ -9,13 +9,18 @@ from contextlib import asynccontextmanager
 import pytest
 
 from atoll.protocol.commands import Exec, ExecShell
+from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.processes import StartProcess, WaitForExit
 from atoll.protocol.terminals import CloseTerminal, CreateTerminal, WaitTerminal
+from atoll.store.timeline import Timeline
+from atoll.supervisor.actor import Caller
+from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
 
 TIMEOUT, HANG_SECONDS = 1.0, 60.0
+ME = Caller("me")
 SHELL_BOMB = ":(){ :|:& };: 2>/dev/null; sleep 60"
 # Each goes on in both; or in a child that has left its session and lost its parent, so that none lives for long.
 FORKS = """
@@ -98,3 +103,20 @@ async def test_one_in_a_terminal(bomb: list[str], host_box: Box, workshop: Works
         await asyncio.sleep(TIMEOUT)  # in which it fills the sandbox
         await host_box.link.ask(CloseTerminal(terminal_id=terminal.id))
         await host_box.link.ask(WaitTerminal(terminal_id=terminal.id))
+
+
+async def test_one_that_its_command_left_behind_is_told_to_the_next_and_ends_with_the_sandbox(
+    workshop: Workshop,
+) -> None:
+    """A job in the background outlives its command, whatever it is, and nobody inside has room to end this one."""
+    async with Roster(workshop, Timeline(workshop.database)) as roster:
+        actor = roster.actor("bombed")
+        await actor.do(ME, lambda link: link.run(Exec(argv=["sh", "-c", f"echo kept >f; python3 -c '{FORKS}' &"])))
+        with pytest.raises(AtollError) as caught:
+            async with asyncio.timeout(HANG_SECONDS):
+                while True:
+                    await actor.do(ME, lambda link: link.run(Exec(argv=["true"])))
+        assert caught.value.code is ErrorCode.PROCESS_LIMIT_REACHED and "sleep(stop=True)" in caught.value.remedy
+        await actor.sleep(ME, stop=True)
+        assert (await actor.do(ME, lambda link: link.run(Exec(argv=["cat", "f"])))).stdout == b"kept\n"
+        await actor.destroy(ME)

@@ -214,7 +214,7 @@ def no_room(what: str, why: str | None, **context: str) -> AtollError:
     return error(
         ErrorCode.PROCESS_LIMIT_REACHED,
         f"{what} could not start: the sandbox has no room for another process ({why})",
-        remedy="End some of its processes, or give it higher limits.",
+        remedy="End some of its processes, or all of them with sleep(stop=True), which keeps its files.",
         reason=why,
         **context,
     )
