@@ -35,6 +35,7 @@ from atoll.engine.base import (
     require,
 )
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.limits import Limits
 from atoll.protocol.versions import PROTOCOL_VERSION
 from atoll.supervisor.agent_link import AgentLink
 from tests.contract import plain_holder
@@ -217,6 +218,9 @@ class PlainEngine:
 
     def is_frozen(self, sandbox: LiveSandbox) -> bool:
         return False
+
+    async def set_limits(self, sandbox: LiveSandbox, limits: Limits) -> None:
+        require(self, Capability.SET_LIMITS)
 
     async def usage(self, sandbox: LiveSandbox) -> Usage:
         handle = decode(sandbox)

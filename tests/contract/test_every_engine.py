@@ -20,6 +20,7 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
+from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import SandboxEvent, SandboxState, UpkeepChanges
 from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller, SandboxActor
@@ -368,6 +369,20 @@ async def test_it_freezes_or_says_that_it_cannot(workshop: Workshop) -> None:
         assert caught.value.code is ErrorCode.NOT_AVAILABLE_YET
     await engine.thaw(live)
     assert not engine.is_frozen(live)
+    assert await run(workshop, live, "echo on") == "on"
+    await workshop.destroy(live)
+
+
+async def test_it_sets_limits_of_one_that_runs_or_says_that_it_cannot(workshop: Workshop) -> None:
+    live, engine = await make(workshop), workshop.engine
+    limits = Limits(cpus=1, memory="64MiB", pids=32)
+    if Capability.SET_LIMITS in engine.capabilities:
+        for _ in range(2):
+            await engine.set_limits(live, limits)
+    else:
+        with pytest.raises(AtollError) as caught:
+            await engine.set_limits(live, limits)
+        assert caught.value.code is ErrorCode.NOT_AVAILABLE_YET
     assert await run(workshop, live, "echo on") == "on"
     await workshop.destroy(live)
 

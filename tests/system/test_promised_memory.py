@@ -28,6 +28,23 @@ def test_a_promise_is_taken_back_when_the_launch_fails() -> None:
     assert "--memory-overcommit" in caught.value.remedy
 
 
+def test_one_that_runs_is_given_more_only_if_there_is_more_to_promise() -> None:
+    memory = PromisedMemory(overcommit=2, has=100 * MIB)
+    for name, promised in (("one", 50), ("two", 100), ("three", 40)):
+        memory.note(name, promised * MIB)
+    with pytest.raises(AtollError, match="MEMORY_COMMITTED"), memory.changing("one", 2**60):
+        raise AssertionError
+    assert memory.total == 190 * MIB
+    with memory.changing("one", 60 * MIB):
+        assert memory.total == 200 * MIB
+    with pytest.raises(RuntimeError), memory.changing("one", 30 * MIB):
+        raise RuntimeError
+    assert memory.total == 200 * MIB
+    with memory.changing("one", 30 * MIB):
+        pass
+    assert memory.total == 170 * MIB
+
+
 def test_more_than_the_machine_has_is_promised_to_nobody() -> None:
     memory = PromisedMemory(overcommit=1, has=100 * MIB)
     with memory.launching(2**60):

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from atoll.agent import figures
-from atoll.agent.figures import Cpu, Loads, Moment, cpu_of, parse_meter
+from atoll.agent.figures import Cpu, Loads, Moment, cpu_of, limit_in, parse_meter
 from atoll.engine.native import views
 from atoll.engine.native.clocks import BOOT_SECONDS, offsets
 
@@ -37,6 +37,15 @@ def test_both_versions_of_control_groups_count_memory(meter: bytes, kernel: int,
 
 def test_memory_beyond_the_limit_is_no_negative_number() -> None:
     assert meminfo(b"anon 999999999\nfile 999999999\n")["MemFree"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [(b"1048576\n", 2**20), (b"max\n", 7), (b"9223372036854771712\n", 7), (b"", 7)],
+    ids=["a number", "none in version 2", "none in version 1", "nothing"],
+)
+def test_the_limit_of_memory_is_what_the_group_says_or_what_it_was(text: bytes, limit: int) -> None:
+    assert limit_in(text, before=7) == limit
 
 
 def test_both_versions_count_cpu() -> None:

@@ -26,6 +26,7 @@ SECONDS_AHEAD = 1.5  # of /proc/uptime: no process may be younger than nothing, 
 TICKS_PER_SECOND = 100  # of /proc, on every machine
 BUSY_SECONDS = 0.005  # more cpu than this in a second was not ours
 MOST_OF_A_METER = 8192
+NO_LIMIT = 2**60
 PERIODS = (60, 300, 900)
 
 
@@ -77,7 +78,7 @@ class Figures:
         self._last_pid = last_pid
         self._cpus = os.sysconf("SC_NPROCESSORS_ONLN")  # asked before there is a sandbox, whose file would be read
         self._directory = -1
-        self._meters: tuple[int, int] | None = None
+        self._meters: tuple[int, int, int] | None = None
         self._limit = 0
         self._loads = Loads()
         self._cpu = Cpu(0, 0)
@@ -89,8 +90,9 @@ class Figures:
         self._directory = directory
         self._write_all({}, Cpu(0, 0))
 
-    def start(self, meters: tuple[int, int], limit: int) -> None:
-        """`meters` are files of the control group, on memory and on cpu; `limit` is of memory, in bytes.
+    def start(self, meters: tuple[int, int, int], limit: int) -> None:
+        """`meters` are files of the control group, on memory, on cpu, and on how much memory it may use; `limit` is
+        that at the beginning, in bytes.
 
         What they say of a sandbox that is just being made is next to nothing, and reading them takes longer.
         """
@@ -128,8 +130,9 @@ class Figures:
     def refresh(self) -> None:
         assert self._meters
         with suppress(OSError):  # no descriptor is left, for now
-            memory, cpu = (parse_meter(os.pread(meter, MOST_OF_A_METER, 0)) for meter in self._meters)
-            self._write_all(memory, cpu_of(cpu))
+            memory, cpu, limit = (os.pread(meter, MOST_OF_A_METER, 0) for meter in self._meters)
+            self._limit = limit_in(limit, self._limit)
+            self._write_all(parse_meter(memory), cpu_of(parse_meter(cpu)))
 
     def _write_all(self, memory: dict[bytes, int], cpu: Cpu) -> None:
         now = self._loop.time()
@@ -156,6 +159,12 @@ class Figures:
 def parse_meter(text: bytes) -> dict[bytes, int]:
     words = text.split()
     return dict(zip(words[::2], map(int, words[1::2]), strict=False))
+
+
+def limit_in(text: bytes, before: int) -> int:
+    """In bytes. It may be changed while the sandbox runs; where there is none just now, it is what it was."""
+    limit = int(text) if text.strip().isdigit() else NO_LIMIT
+    return limit if limit < NO_LIMIT else before
 
 
 def cpu_of(meter: dict[bytes, int]) -> Cpu:

@@ -77,15 +77,16 @@ def rehearse(make_scratch: Callable[[], int]) -> None:
         _play_worker(make_scratch())
 
 
-def _play_figures(directory: int) -> tuple[int, tuple[int, int]]:
+def _play_figures(directory: int) -> tuple[int, tuple[int, int, int]]:
     """A directory for figures, and meters such as those of a control group."""
     for name in ("uptime", "loadavg", "stat", "meminfo"):
         os.mknod(name, dir_fd=directory)
     meters = []
-    for name, content in (("memory", b"total_rss 4096\ntotal_cache 4096\n"), ("cpu", b"user 1\nsystem 1\n")):
+    contents = {"memory": b"total_rss 4096\ntotal_cache 4096\n", "cpu": b"user 1\nsystem 1\n", "limit": b"1073741824\n"}
+    for name, content in contents.items():
         meters.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, dir_fd=directory))
         os.write(meters[-1], content)
-    return directory, (meters[0], meters[1])
+    return directory, (meters[0], meters[1], meters[2])
 
 
 def _is_ours(peer: socket.socket) -> bool:

@@ -81,6 +81,7 @@ class Capability(StrEnum):
     """What not every engine can do."""
 
     FREEZE = "freeze"  # everything in a sandbox stands still, and its memory is kept
+    SET_LIMITS = "set the limits of"  # of one that runs
     SNAPSHOT = "snapshot"  # its memory can be kept and gone on with, also elsewhere
     ATTACH = "attach"  # a directory can be attached to a sandbox that runs
     NETWORK = "connect"  # what leaves a sandbox can be led to a gateway
@@ -196,6 +197,12 @@ class Engine(Protocol):
 
     def is_frozen(self, sandbox: LiveSandbox) -> bool: ...
 
+    async def set_limits(self, sandbox: LiveSandbox, limits: Limits) -> None:
+        """From now on; all of them, or none. LIMIT_IN_USE if some process would have to be killed for it. It takes
+        `Capability.SET_LIMITS`. How large its disk is, is not the engine's to say.
+        """
+        ...
+
     async def usage(self, sandbox: LiveSandbox) -> Usage: ...
 
     def events(self, sandbox: LiveSandbox) -> AsyncIterator[Event]:
@@ -232,6 +239,7 @@ class EngineKind(Protocol):
 
 _INSTEAD = {
     Capability.FREEZE: "Stop it with sleep(stop=True): files are kept, and the next use starts it anew.",
+    Capability.SET_LIMITS: "Stop it with sleep(stop=True), and set them then: the next use starts it with them.",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import MAX_NUMBER, to_number, to_whole, wrong_argument
-from atoll.protocol.errors import AtollError, ErrorCode, shown
+from atoll.protocol.errors import AtollError, ErrorCode, error, shown
 
 _UNITS = {
     "": 1,
@@ -77,6 +77,19 @@ def parse_limits(value: Limits | str | dict[str, Any] | None) -> Limits:
             raise _invalid("limits", unknown, f"Use {', '.join(sorted(_FIELDS))}.")
         case _:
             raise _invalid("limits", value, f"Use Limits(...), or one of {', '.join(SIZES)}.")
+
+
+def limit_in_use(name: str, asked: int, used: int, sandbox: str) -> AtollError:
+    """For a limit that is lower than what is in use, of which nothing can be taken away."""
+    return error(
+        ErrorCode.LIMIT_IN_USE,
+        f"sandbox {sandbox!r} uses {format_size(used)} of {name}, and cannot be limited to {format_size(asked)}",
+        remedy="Nothing was changed. Have it use less first, or give it a higher limit.",
+        limit=name,
+        asked=asked,
+        used=used,
+        sandbox=sandbox,
+    )
 
 
 def _cpus(value: object) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -13,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from atoll.protocol.calls import FIRST
 from atoll.protocol.errors import ErrorCode, as_id, error, shown
-from atoll.protocol.limits import Limits
+from atoll.protocol.limits import Limits, parse_limits
 from atoll.protocol.plain import Plain
 
 DEFAULT_IMAGE = "host"
@@ -64,6 +65,21 @@ class UpkeepChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keep_alive: bool | UnsetType = UNSET
     stop_after: float | str | UnsetType | None = UNSET
     ttl: float | str | UnsetType | None = UNSET
+
+
+class LimitChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """All limits to those of a size by its name, then single ones. What is not given stays as it is."""
+
+    size: str | UnsetType = UNSET
+    cpus: float | str | UnsetType = UNSET
+    memory: int | str | UnsetType = UNSET
+    disk: int | str | UnsetType = UNSET
+    pids: int | UnsetType = UNSET
+
+    def applied_to(self, limits: Limits) -> Limits:
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
+        size = given.pop("size", None)
+        return replace(limits if size is None else parse_limits(size), **given)
 
 
 class Use(Plain, frozen=True, kw_only=True):
@@ -144,8 +160,8 @@ class SandboxEvent(Plain, frozen=True, kw_only=True):
 
     number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime
-    # created started frozen thawed stopped oom_killed labels_changed env_changed upkeep_changed session_created
-    # session_deleted restored destroyed
+    # created started frozen thawed stopped oom_killed labels_changed env_changed upkeep_changed limits_changed
+    # session_created session_deleted restored destroyed
     what: str
     cause: str
     by: str

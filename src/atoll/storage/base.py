@@ -64,6 +64,10 @@ class Storage(Protocol):
         """Remove a disk that was set aside, with everything on it."""
         ...
 
+    def resize(self, sandbox: SandboxId, size: int) -> None:
+        """From now on it may use so much. LIMIT_IN_USE if it uses more, and what `create` raises without room."""
+        ...
+
     def find(self, sandbox: SandboxId) -> Path:
         """Its disk, which must be there."""
         ...

@@ -17,8 +17,11 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from atoll.protocol.errors import AtollError, cannot_write
 from atoll.protocol.ids import SandboxId
+from atoll.protocol.limits import limit_in_use
 from atoll.storage import admission, attributes, backing, btrfs, failures, recovery
 from atoll.storage.base import Storage
 from atoll.storage.directory import RECORD, DirectoryStorage, already_exists, existing
@@ -127,6 +130,34 @@ class PoolStorage:
             raise self._failure(cause) from cause
         return disk
 
+    def resize(self, sandbox: SandboxId, size: int) -> None:
+        disk = self._quotas.find(sandbox)
+        if disk is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._disks / sandbox))
+        if size < disk.used:
+            raise limit_in_use("disk", size, disk.used, sandbox)
+        if size > disk.size:
+            self._admit(size, instead_of=disk.size)
+        try:
+            self._resize(disk, size)
+        except OSError as cause:
+            raise self._failure(cause) from cause
+        if size == self._quotas.largest:
+            self._headroom.follow_largest()
+
+    def _resize(self, disk: admission.Disk, size: int) -> None:
+        """What says so is on the disk itself: one that is full takes it only with the higher limit."""
+        limit = min(size, max(disk.limit, self._headroom.first_limit(size)))
+        if size > disk.size:
+            self._quotas.resize(disk.name, size, limit)
+        try:
+            os.setxattr(self._disks / disk.name, SIZE_ATTRIBUTE, str(size).encode())
+        except BaseException:
+            self._quotas.resize(disk.name, disk.size, disk.limit)
+            raise
+        if size <= disk.size:
+            self._quotas.resize(disk.name, size, limit)
+
     def find(self, sandbox: SandboxId) -> Path:
         return existing(self._disks / sandbox)
 
@@ -172,8 +203,10 @@ class PoolStorage:
             os.close(directory)
         self._quotas.drop(lost_key(name))
 
-    def _admit(self, size: int) -> None:
-        refusal = admission.refusal(self._promises(), self._headroom.look(), size)
+    def _admit(self, size: int, *, instead_of: int = 0) -> None:
+        promises = self._promises()
+        promises = msgspec.structs.replace(promises, committed=promises.committed - instead_of)
+        refusal = admission.refusal(promises, self._headroom.look(), size)
         if refusal:
             raise refusal
 

@@ -41,6 +41,13 @@ class Quotas:
         if size:
             self.limit(name, limit)
 
+    def resize(self, name: str, size: int, limit: int) -> None:
+        was = self._sizes[name]
+        self.limit(name, limit)
+        self._sizes[name] = size
+        self.committed += size - was
+        self._largest = max(self._sizes.values()) if was == self._largest else max(self._largest, size)
+
     def limit(self, name: str, limit: int) -> None:
         btrfs.limit(self._root, self._groups[name], limit)
         self._limits[name] = limit

@@ -44,6 +44,14 @@ class PromisedMemory:
         finally:
             self._under_way -= memory
 
+    @contextmanager
+    def changing(self, generation: str, memory: int) -> Iterator[None]:
+        """One that runs gets so much instead; or MEMORY_COMMITTED."""
+        more = self._usable(memory) - self._running.get(generation, 0)
+        with self.launching(max(0, more)):
+            yield
+            self.note(generation, memory)
+
     def note(self, generation: str, memory: int) -> None:
         """A sandbox runs, whether there was room for it or not."""
         self._running[generation] = self._usable(memory)

@@ -25,14 +25,14 @@ async def set_variables(actor: SandboxActor, changes: dict[str, str | None], by:
         check_environment(merged)
         await actor.have(Event.BE_THAWED, Order("its variables are set", by.name))
         if actor.running.live:
-            await _tell(actor.running.opened_link(), changes)
+            await tell(actor.running.opened_link(), changes)
         defaults = actor.workshop.default_env(record)
         kept = {name: value for name, value in merged.items() if value is not None or name in defaults}
         actor.workshop.update(record, env=kept)
         actor.history.note("env_changed", cause=ASKED_FOR, by=by.name)
 
 
-async def _tell(link: AgentLink, changes: dict[str, str | None]) -> None:
+async def tell(link: AgentLink, changes: dict[str, str | None]) -> None:
     try:
         await link.ask(SetEnvironment(env=changes))
     except AgentLostError as problem:

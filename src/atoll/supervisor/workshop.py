@@ -14,7 +14,7 @@ import errno
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -303,6 +303,21 @@ class Workshop:
             await self.stop(sandbox)
             raise
         return sandbox
+
+    async def set_limits(self, record: SandboxRecord, limits: Limits, live: LiveSandbox | None) -> None:
+        """From now on, also if it runs: all of them, or none. If we are killed half way it has them until it stops."""
+        with self._using_disks(), self._memory.changing(live.generation, limits.memory) if live else nullcontext():
+            self.storage.resize(record.id, limits.disk)
+            try:
+                if live:
+                    await to_the_end(self.engine.set_limits(live, limits))
+                self.update(record, limits=limits)
+            except BaseException:
+                with suppress(AtollError, OSError):
+                    self.storage.resize(record.id, record.limits.disk)
+                    if live:
+                        await to_the_end(self.engine.set_limits(live, record.limits))
+                raise
 
     async def stop(self, sandbox: LiveSandbox) -> None:
         """End what runs of it. Record and files stay. Twice is fine."""

@@ -41,6 +41,7 @@ MEMORY_OF_AGENT = 64 * 2**20  # on top of the commands': an idle one takes 3 MB,
 CPU_PERIOD_US = 100_000
 MIN_CPU_QUOTA_US = 1_000  # the kernel's own bound
 SHARE_OF_SOCKETS, LEAST_FOR_SOCKETS = 4, 8 * 2**20  # a quarter of the memory, on top of it; one fast connection takes 6
+LIMIT, LIMIT_WITH_SWAP = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"  # of version 1
 SOCKETS = "memory.kmem.tcp.limit_in_bytes"
 FREEZE_ATTEMPTS, FREEZE_PAUSE_SECONDS = 4_000, 0.0005
 
@@ -54,6 +55,14 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     cpus: float
     memory: int
     pids: int
+
+
+class MemoryInUse(Exception):
+    """More memory than there is to be from now on is in use, and cannot be had back without killing somebody."""
+
+    def __init__(self, used: int) -> None:
+        super().__init__(used)
+        self.used = used
 
 
 class Cgroups(Protocol):
@@ -78,7 +87,16 @@ class Cgroups(Protocol):
         """Descriptors with which an agent puts commands into their group, and lets it stand still."""
         ...
 
-    def set_limits(self, name: str, resources: Resources) -> None: ...
+    def set_limits(self, name: str, resources: Resources) -> None:
+        """Of a group in which hardly anybody is yet."""
+        ...
+
+    def change_limits(self, name: str, resources: Resources) -> None:
+        """Of one that runs, all or none. MemoryInUse if its commands use more than they could from then on, and the
+        kernel would have to kill some.
+        """
+        ...
+
     def limit_all(self, memory: int, pids: int, sockets: int) -> None:
         """All sandboxes together."""
         ...
@@ -103,8 +121,10 @@ class Cgroups(Protocol):
     def thaw(self, name: str) -> None: ...
     def is_frozen(self, name: str) -> bool: ...
     def usage(self, name: str) -> Usage: ...
-    def meters(self, name: str) -> tuple[int, int]:
-        """Descriptors of what counts its commands' memory and its cpu, which say nothing of anybody else."""
+    def meters(self, name: str) -> tuple[int, int, int]:
+        """Descriptors of what counts its commands' memory and its cpu, and of how much memory they may use. They say
+        nothing of anybody else.
+        """
         ...
 
     def oom_kills(self, name: str) -> int: ...
@@ -234,10 +254,34 @@ class CgroupsV1:
     def kill_commands(self, name: str) -> None:
         self.kill(f"{name}/{COMMANDS}")
 
+    def change_limits(self, name: str, resources: Resources) -> None:
+        before = int(_read(self._roots["memory"], f"{name}/{COMMANDS}/{LIMIT}"))
+        try:
+            self._move_limit(f"{name}/{COMMANDS}", resources.memory)
+            self._move_limit(name, resources.memory + MEMORY_OF_AGENT)
+        except OSError as cause:
+            # The kernel takes back what it can, and refuses a limit that even then is too low.
+            for group, limit in ((name, before + MEMORY_OF_AGENT), (f"{name}/{COMMANDS}", before)):
+                self._move_limit(group, limit)
+            if cause.errno != errno.EBUSY:
+                raise
+            used = int(_read(self._roots["memory"], f"{name}/{COMMANDS}/memory.usage_in_bytes"))
+            raise MemoryInUse(used) from cause
+        self._limit_sockets(f"{name}/{COMMANDS}", resources.memory)
+        _write(self._roots["pids"], f"{name}/pids.max", resources.pids)
+        self.set_cpus(name, resources.cpus)
+
     def _limit_memory(self, name: str, memory: int) -> None:
-        _write(self._roots["memory"], f"{name}/memory.limit_in_bytes", memory)
+        _write(self._roots["memory"], f"{name}/{LIMIT}", memory)
         with suppress(FileNotFoundError):  # a kernel that does not account for swap
-            _write(self._roots["memory"], f"{name}/memory.memsw.limit_in_bytes", memory)
+            _write(self._roots["memory"], f"{name}/{LIMIT_WITH_SWAP}", memory)
+
+    def _move_limit(self, name: str, memory: int) -> None:
+        """From another: that with swap is never the lower one of the two, so it goes up first and down last."""
+        is_more = memory > int(_read(self._roots["memory"], f"{name}/{LIMIT}"))
+        for file in (LIMIT_WITH_SWAP, LIMIT) if is_more else (LIMIT, LIMIT_WITH_SWAP):
+            with suppress(FileNotFoundError):
+                _write(self._roots["memory"], f"{name}/{file}", memory)
 
     def _limit_sockets(self, name: str, memory: int) -> None:
         with suppress(FileNotFoundError):  # a kernel that does not count them, of which the doctor tells
@@ -275,9 +319,10 @@ class CgroupsV1:
             oom_kills=self.oom_kills(name),
         )
 
-    def meters(self, name: str) -> tuple[int, int]:
+    def meters(self, name: str) -> tuple[int, int, int]:
         memory = _open(self._roots["memory"], f"{name}/{COMMANDS}/memory.stat", os.O_RDONLY)
-        return memory, _open(self._roots["cpuacct"], f"{name}/cpuacct.stat", os.O_RDONLY)
+        cpu = _open(self._roots["cpuacct"], f"{name}/cpuacct.stat", os.O_RDONLY)
+        return memory, cpu, _open(self._roots["memory"], f"{name}/{COMMANDS}/{LIMIT}", os.O_RDONLY)
 
     def oom_kills(self, name: str) -> int:
         return sum(self._oom_kills(group) for group in (name, f"{name}/{COMMANDS}"))
@@ -365,6 +410,31 @@ class CgroupsV2:
             _write(self._root, f"{name}/memory.swap.max", 0)
         _write(self._root, f"{name}/pids.max", resources.pids)
 
+    def change_limits(self, name: str, resources: Resources) -> None:
+        memory, commands = resources.memory, f"{name}/{COMMANDS}"
+        before = _read(self._root, f"{commands}/memory.max").strip()
+        if before == "max" or memory >= int(before):
+            _write(self._root, f"{name}/memory.max", memory + MEMORY_OF_AGENT)
+            _write(self._root, f"{commands}/memory.max", memory)
+        else:
+            self._lower_memory(commands, memory)
+            _write(self._root, f"{name}/memory.max", memory + MEMORY_OF_AGENT)
+        _write(self._root, f"{name}/pids.max", resources.pids)
+        self.set_cpus(name, resources.cpus)
+
+    def _lower_memory(self, group: str, memory: int) -> None:
+        """A limit below what is in use would kill. What is high is taken back as far as it can be, and whoever wants
+        more meanwhile is held up.
+        """
+        _write(self._root, f"{group}/memory.high", memory)
+        try:
+            used = int(_read(self._root, f"{group}/memory.current"))
+            if used > memory:
+                raise MemoryInUse(used)
+            _write(self._root, f"{group}/memory.max", memory)
+        finally:
+            _write(self._root, f"{group}/memory.high", "max")
+
     def limit_all(self, memory: int, pids: int, sockets: int) -> None:
         _write(self._root, "pids.max", pids)
         _write(self._root, "memory.max", memory)
@@ -405,9 +475,10 @@ class CgroupsV2:
             oom_kills=parse_keyed(_read(self._root, f"{name}/memory.events")).get("oom_kill", 0),
         )
 
-    def meters(self, name: str) -> tuple[int, int]:
+    def meters(self, name: str) -> tuple[int, int, int]:
         memory = _open(self._root, f"{name}/{COMMANDS}/memory.stat", os.O_RDONLY)
-        return memory, _open(self._root, f"{name}/cpu.stat", os.O_RDONLY)
+        cpu = _open(self._root, f"{name}/cpu.stat", os.O_RDONLY)
+        return memory, cpu, _open(self._root, f"{name}/{COMMANDS}/memory.max", os.O_RDONLY)
 
     def oom_kills(self, name: str) -> int:
         return parse_keyed(_read(self._root, f"{name}/memory.events")).get("oom_kill", 0)

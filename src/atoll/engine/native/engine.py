@@ -27,7 +27,7 @@ from atoll.engine.base import (
 )
 from atoll.engine.native import orders
 from atoll.engine.native.agent_socket import AgentSocket
-from atoll.engine.native.cgroups import Cgroups, Resources, open_cgroups
+from atoll.engine.native.cgroups import Cgroups, MemoryInUse, Resources, open_cgroups
 from atoll.engine.native.gateway_rules import DNS_PORT, TCP_PORT
 from atoll.engine.native.handles import Held, NativeHandle, ProcessIdentity
 from atoll.engine.native.hoards import HoardWatch
@@ -46,6 +46,7 @@ from atoll.engine.native.preflight import check_machine
 from atoll.engine.native.strays import end_strays
 from atoll.engine.native.watch import Ends, MemoryNews, Watch
 from atoll.protocol.errors import AtollError, ErrorCode, error
+from atoll.protocol.limits import Limits, limit_in_use
 from atoll.protocol.rootfs import Overlay
 from atoll.protocol.versions import PROTOCOL_VERSION
 from atoll.telemetry.preparations import preparing
@@ -73,7 +74,7 @@ class NativeEngine:
 
     name = "native"
     isolation = "native: namespaces, user ids of its own, seccomp, control groups"
-    capabilities = frozenset({Capability.FREEZE, Capability.TELLS_UNREAD, Capability.NETWORK})
+    capabilities = frozenset({Capability.FREEZE, Capability.SET_LIMITS, Capability.TELLS_UNREAD, Capability.NETWORK})
 
     def __init__(
         self,
@@ -277,6 +278,16 @@ class NativeEngine:
 
     def is_frozen(self, sandbox: LiveSandbox) -> bool:
         return self._cgroups.is_frozen(self._known(sandbox).group)
+
+    async def set_limits(self, sandbox: LiveSandbox, limits: Limits) -> None:
+        """In a thread: the kernel may have to take memory back for it."""
+        resources = Resources(cpus=limits.cpus, memory=limits.memory, pids=limits.pids)
+        try:
+            await asyncio.to_thread(self._cgroups.change_limits, self._known(sandbox).group, resources)
+        except FileNotFoundError as cause:  # it ends just now
+            raise _not_running(sandbox) from cause
+        except MemoryInUse as cause:
+            raise limit_in_use("memory", limits.memory, cause.used, sandbox.id) from cause
 
     async def usage(self, sandbox: LiveSandbox) -> Usage:
         """Read in a thread: the kernel takes its time to add up what many cpus counted."""

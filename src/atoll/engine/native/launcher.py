@@ -108,7 +108,7 @@ class Embryo(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """The order that turns an embryo into a sandbox. Descriptors come along: environment, two meters, disk, layers."""
+    """The order that turns an embryo into a sandbox. Descriptors come along: environment, meters, disk, layers."""
 
     hostname: str
     overlays: tuple[Overlay, ...]
@@ -304,9 +304,9 @@ class Child:
         self._kit.agent.put_commands_into(words, range(_COMMANDS, _COMMANDS + words.descriptors))
         self._kit.agent.figures.open(figures)
 
-    def _become_sandbox(self, channel: socket.socket) -> tuple[Order, dict[str, str], tuple[int, int]]:
+    def _become_sandbox(self, channel: socket.socket) -> tuple[Order, dict[str, str], tuple[int, int, int]]:
         """Returns what it has become, the environment of what will run here, and the meters of its control group."""
-        packet, (env, memory, cpu, *trees) = _receive(channel)
+        packet, (env, memory, cpu, limit, *trees) = _receive(channel)
         order = _decode_order(packet)
         self._steps.at("set the host name")
         syscalls.set_hostname(order.hostname)
@@ -322,7 +322,7 @@ class Child:
         self._steps.at("install the seccomp filter")
         self._kit.seccomp.install()
         self._steps.at("run the agent")
-        return order, variables, (memory, cpu)
+        return order, variables, (memory, cpu, limit)
 
 
 def _keep_descriptors(wanted: list[int]) -> None:
@@ -337,7 +337,7 @@ def _keep_descriptors(wanted: list[int]) -> None:
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    packet, fds, _, _ = socket.recv_fds(channel, MAX_ORDER, MAX_LAYERS + 4)
+    packet, fds, _, _ = socket.recv_fds(channel, MAX_ORDER, MAX_LAYERS + 5)
     if not packet:
         os._exit(0)  # the nursery is gone, and nobody knows of us
     for fd in fds:

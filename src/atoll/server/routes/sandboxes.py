@@ -16,6 +16,7 @@ from atoll.protocol.sandboxes import (
     MAX_SANDBOXES_PER_PAGE,
     SANDBOXES_PER_PAGE,
     EventList,
+    LimitChanges,
     SandboxEvent,
     SandboxInfo,
     SandboxList,
@@ -29,7 +30,7 @@ from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
 from atoll.server.bodies import last_event, read_json, wants
 from atoll.server.problems import bad_request, json_response
 from atoll.server.queries import MAX_NUMBER, Query
-from atoll.supervisor import labels, upkeep, variables
+from atoll.supervisor import labels, limits, upkeep, variables
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.conflicts import differences
 from atoll.supervisor.info import describe, describe_with_use
@@ -141,6 +142,13 @@ async def change_sandbox(request: Request) -> Response:
     return json_response(describe(actor))
 
 
+async def set_limits(request: Request) -> Response:
+    changes = await read_json(request, LimitChanges)
+    actor = actor_of(request)
+    await limits.set_limits(actor, changes, caller_of(request))
+    return json_response(describe(actor))
+
+
 async def list_events(request: Request, query: EventsQuery) -> Response:
     actor = actor_of(request)
     since = last_event(request, query.since)
@@ -225,6 +233,15 @@ ROUTES = (
         summary="Replace its labels",
         tag="sandboxes",
         body=dict[str, str],
+        answers={200: SandboxInfo},
+    ),
+    ApiRoute(
+        method="PATCH",
+        path=SANDBOX + "/limits",
+        handler=set_limits,
+        summary="Change its limits, also while it runs",
+        tag="sandboxes",
+        body=LimitChanges,
         answers={200: SandboxInfo},
     ),
     ApiRoute(
