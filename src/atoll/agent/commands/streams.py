@@ -99,10 +99,13 @@ class Streams:
             self._deliver(self._outputs[fd], data)
         elif data is not None:
             del self._outputs[fd]
+            self._loop.call_soon(self._let_go, fd)  # both mostly end together, and then somebody waits for the answer
             if not self._outputs and self._on_silence:
                 self._on_silence()
-            self._loop.remove_reader(fd)
-            os.close(fd)
+
+    def _let_go(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        os.close(fd)
 
     def _deliver(self, kind: FrameKind, data: bytes) -> None:
         allowed = self._allowance[kind]

@@ -41,7 +41,7 @@ _SIGNAL_AT_OUR_END = _ENTRY.size + 16  # the second argument of the second call
 _AT_FDCWD, _CLONE_VM, _CLONE_VFORK, _SETFD, _SET_SIGNAL_AT_PARENTS_END = -100, 0x100, 0x4000, 2, 1
 _MOST_CALLS = 16  # of those that differ from process to process
 _SIGNAL_SET = 8  # bytes
-_UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
+_HANDLED_LATER = {signal.SIGCHLD}  # by the reaper; whoever makes processes here handles no other
 _libc = ctypes.CDLL(None)
 
 Vector = ctypes.Array[ctypes.c_char_p]
@@ -123,13 +123,11 @@ class _Maker:
         if _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), executable):
             raise MemoryError("no memory may hold code")
         self._run = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(address)
-        # All of them: those that Python ignores, and those that the C library keeps for itself and would leave ignored.
-        numbers = (number for number in range(1, signal.NSIG) if number not in _UNCATCHABLE)
         first = _call("clone", _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD) + _call(
             "prctl", _SET_SIGNAL_AT_PARENTS_END, 0
         )
         first += b"".join(
-            _call("rt_sigaction", number, ctypes.addressof(_DEFAULT), 0, _SIGNAL_SET) for number in numbers
+            _call("rt_sigaction", number, ctypes.addressof(_DEFAULT), 0, _SIGNAL_SET) for number in _not_at_default()
         )
         first += _call("rt_sigprocmask", signal.SIG_SETMASK, ctypes.addressof(_NO_SIGNALS), 0, _SIGNAL_SET) + _call(
             "setsid"
@@ -156,6 +154,15 @@ class _Maker:
             os.waitpid(pid, 0)
             return failure
         return pid
+
+
+def _not_at_default() -> list[int]:
+    """Signals that something is done with here, also by the C library, which Python knows nothing of."""
+    with open("/proc/self/status", "rb") as status:
+        sets = [int(line.split()[1], 16) for line in status if line.startswith((b"SigIgn", b"SigCgt"))]
+    return sorted(
+        {number for number in range(1, signal.NSIG) if any(1 << number - 1 & mask for mask in sets)} | _HANDLED_LATER
+    )
 
 
 def _set_mask(mask: ctypes.Array[ctypes.c_char], before: ctypes.Array[ctypes.c_char] | None) -> None:

@@ -195,12 +195,24 @@ class CgroupsV1:
     freezing = command_group.V1
 
     def __init__(self, mounts: dict[str, str]) -> None:
-        self._roots = {controller: _open_parent(f"{mounts[controller]}/{PARENT}") for controller in V1_CONTROLLERS}
-        # Controllers that share a hierarchy share its directories.
-        self._trees = list({os.fstat(fd).st_dev: fd for fd in self._roots.values()}.values())
-        # Those in which commands are apart from their agent.
-        apart = (self._roots["memory"], self._roots["cpu"], self._roots["freezer"])
-        self._split = list({os.fstat(fd).st_dev: fd for fd in apart}.values())
+        self._trees: list[int] = []
+        self._roots: dict[str, int] = {}
+        for controller in V1_CONTROLLERS:
+            self._roots[controller] = self._open_root(f"{mounts[controller]}/{PARENT}")
+        # Where commands are apart from their agent; where both are in their group is the other one.
+        self._apart = list(dict.fromkeys((self._roots["memory"], self._roots["cpu"])))
+        freezer = self._roots["freezer"]
+        self._together = freezer if freezer not in self._apart else None
+
+    def _open_root(self, path: str) -> int:
+        """Controllers that share a hierarchy share its directories."""
+        fd = _open_parent(path)
+        for tree in self._trees:
+            if os.fstat(tree).st_dev == os.fstat(fd).st_dev:
+                os.close(fd)
+                return tree
+        self._trees.append(fd)
+        return fd
 
     def expect_joins(self) -> None:
         # The option can be given only when a hierarchy is made, but holds for all. So we make one, without controllers,
@@ -210,20 +222,24 @@ class CgroupsV1:
 
     def create(self, name: str) -> None:
         for tree in self._trees:
-            _make(tree, name, (COMMANDS,) if tree in self._split else ())
+            _make(tree, name, (COMMANDS,) if tree in (*self._apart, self._together) else ())
 
     def clone_into(self, name: str) -> int | None:
         return None
 
     def joins(self, name: str) -> list[int]:
-        return [_open(tree, f"{name}/cgroup.procs", os.O_WRONLY) for tree in self._trees]
+        return [_open(tree, f"{self._group_of_agent(tree, name)}/cgroup.procs", os.O_WRONLY) for tree in self._trees]
+
+    def _group_of_agent(self, tree: int, name: str) -> str:
+        return f"{name}/{COMMANDS}" if tree == self._together else name
 
     def open_commands(self, name: str) -> list[int]:
-        freezer = self._roots["freezer"]
-        apart = (self._roots["memory"], self._roots["cpu"], freezer)
+        memory, cpu, freezer = (self._roots[controller] for controller in ("memory", "cpu", "freezer"))
         return [
-            *(_open(tree, f"{name}/{COMMANDS}/cgroup.procs", os.O_WRONLY) for tree in apart),
+            *(_open(tree, f"{name}/{COMMANDS}/cgroup.procs", os.O_WRONLY) for tree in (memory, cpu)),
             _open(freezer, f"{name}/{COMMANDS}/freezer.state", os.O_RDWR),
+            _open(freezer, f"{name}/cgroup.procs", os.O_WRONLY),
+            _open(freezer, f"{self._group_of_agent(freezer, name)}/cgroup.procs", os.O_WRONLY),
         ]
 
     def set_limits(self, name: str, resources: Resources) -> None:
@@ -252,7 +268,7 @@ class CgroupsV1:
             return 0
 
     def kill_commands(self, name: str) -> None:
-        self.kill(f"{name}/{COMMANDS}")
+        self._kill(f"{name}/{COMMANDS}", [(tree, f"{name}/{COMMANDS}") for tree in self._apart])
 
     def change_limits(self, name: str, resources: Resources) -> None:
         before = int(_read(self._roots["memory"], f"{name}/{COMMANDS}/{LIMIT}"))
@@ -343,12 +359,14 @@ class CgroupsV1:
             os.close(control)
 
     def kill(self, name: str) -> None:
+        below = [(tree, f"{name}/{COMMANDS}") for tree in self._trees]
+        self._kill(name, [*((tree, name) for tree in self._trees), *below])
+
+    def _kill(self, name: str, groups: Iterable[tuple[int, str]]) -> None:
         with suppress(TimeoutError, FileNotFoundError):
             self.freeze(name)  # or they would multiply faster than they are counted
-        # Of which some may be removed already.
-        groups = [*((tree, name) for tree in self._trees), *((tree, f"{name}/{COMMANDS}") for tree in self._split)]
         for tree, group in groups:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # not every tree has one, and some may be removed already
                 for pid in _read(tree, f"{group}/cgroup.procs").split():
                     with suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
@@ -363,9 +381,9 @@ class CgroupsV1:
         return not remaining
 
     def close(self) -> None:
-        self._trees.clear()
-        while self._roots:
-            os.close(self._roots.popitem()[1])
+        self._roots.clear()
+        while self._trees:
+            os.close(self._trees.pop())
 
 
 class CgroupsV2:
