@@ -41,6 +41,7 @@ def without_filter() -> None:
 
 
 def without_capabilities_dropped() -> None:
+    capabilities.bound = lambda: None
     capabilities.drop_the_rest = partial(syscalls.prctl, Prctl.SET_NO_NEW_PRIVS, 1)
 
 

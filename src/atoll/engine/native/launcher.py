@@ -287,6 +287,8 @@ class Child:
         # a process whose three ids are all its own, and so not PID 1's. Whoever had that id could signal PID 1's forks.
         os.setresgid(0, 0, _OF_NO_ACCOUNT)
         os.setresuid(0, 0, _OF_NO_ACCOUNT)
+        self._steps.at("bound its capabilities")
+        capabilities.bound()
         self._steps.at("enter the cgroup namespace")
         syscalls.unshare(Namespace.CGROUP)
         os.setsid()
