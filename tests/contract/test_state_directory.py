@@ -56,7 +56,7 @@ async def test_a_second_workshop_is_told_who_has_the_directory(tmp_path: Path) -
 
 
 async def test_a_killed_workshop_has_the_directory_no_longer(tmp_path: Path) -> None:
-    code = "import sys, time; from tests.contract.test_state_directory import *; m = open_workshop(Path(sys.argv[1]))"
+    code = "import sys, time; from tests.contract.test_state_directory import *; w = open_workshop(Path(sys.argv[1]))"
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{code}; print('open', flush=True); time.sleep(600)", tmp_path],
         stdout=subprocess.PIPE,

@@ -65,7 +65,7 @@ def parse_limits(value: Limits | str | dict[str, Any] | None) -> Limits:
     """Limits from what a user may write: nothing, a size's name, or the fields."""
     match value:
         case None:
-            return Limits()
+            return USUAL
         case Limits():
             return value
         case str() if value in SIZES:
@@ -176,6 +176,7 @@ def _invalid(name: str, value: object, remedy: str) -> AtollError:
 
 _FIELDS = {field.name for field in fields(Limits)}
 
+USUAL = Limits()
 SIZES: dict[str, Limits] = {
     "lite": Limits(cpus=1 / 16, memory="256MiB", disk="2GB"),
     "basic": Limits(cpus=1 / 4, memory="1GiB", disk="4GB"),

@@ -36,8 +36,9 @@ class Parts(NamedTuple):
 
 
 def write(disk: Path, name: str, content: bytes) -> None:
+    head = _head(disk, name)
     try:
-        _write_attribute(disk, name, content)
+        _write_attribute(disk, name, content, _parts_of(head))
     except OSError as cause:
         if cause.errno not in NOT_TAKEN:
             raise
@@ -45,7 +46,13 @@ def write(disk: Path, name: str, content: bytes) -> None:
         with suppress(OSError):  # what is in the file counts where there is no attribute
             os.removexattr(disk, PREFIX + name)
     else:
-        _file(disk, name).unlink(missing_ok=True)
+        if head is None:  # else a file was not what counted before either
+            _file(disk, name).unlink(missing_ok=True)
+
+
+def begin(disk: Path | int, name: str, content: bytes) -> None:
+    """The first content of a new disk, on a file system that takes attributes. `disk` may be open as a directory."""
+    _write_attribute(disk, name, content, None)
 
 
 def read(disk: Path, name: str) -> bytes | None:
@@ -64,8 +71,7 @@ def read(disk: Path, name: str) -> bytes | None:
     return None
 
 
-def _write_attribute(disk: Path, name: str, content: bytes) -> None:
-    before = _parts_of(_head(disk, name))
+def _write_attribute(disk: Path | int, name: str, content: bytes, before: Parts | None) -> None:
     if len(content) < PART:
         os.setxattr(disk, PREFIX + name, WHOLE + content)
     else:

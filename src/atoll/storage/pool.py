@@ -326,7 +326,7 @@ class PoolStorage:
             if is_largest:
                 self._headroom.follow_largest()
             if record:
-                attributes.write(disk, RECORD, record)
+                attributes.begin(fd, RECORD, record)
             return btrfs.is_in_one_transaction(fd)
         finally:
             os.close(fd)
