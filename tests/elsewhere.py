@@ -45,17 +45,18 @@ LACKING = {
     "win32": {
         os: """
             O_CLOEXEC O_DIRECTORY O_NOCTTY O_NOFOLLOW O_NONBLOCK O_PATH SEEK_DATA SEEK_HOLE fchmod fork geteuid
-            get_blocking getuid mkfifo pidfd_open pread pwrite set_blocking setsid umask uname
+            get_blocking getuid memfd_create mkfifo pidfd_open pread pwrite set_blocking setsid umask uname
         """,
         select: "epoll poll POLLIN POLLOUT",
         selectors: "EpollSelector PollSelector",
-        signal: "SIGHUP SIGKILL SIGPIPE SIGUSR1 SIGWINCH",
+        signal: "pidfd_send_signal SIGHUP SIGKILL SIGPIPE SIGUSR1 SIGWINCH",
         socket: "AF_UNIX SO_PEERCRED",
     },
     "darwin": {
         os: "O_PATH pidfd_open memfd_create sched_getaffinity",
         select: "epoll",
         selectors: "EpollSelector",
+        signal: "pidfd_send_signal",
         socket: "SO_PEERCRED TCP_KEEPIDLE",
     },
 }

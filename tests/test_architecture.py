@@ -140,6 +140,14 @@ def test_importing_what_clients_use_needs_no_linux_and_no_server(module: str) ->
     assert not wrong, "\n".join(" imports ".join(chain) for chain in wrong)
 
 
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_importing_what_clients_use_needs_no_name_that_only_linux_has(system: str, tmp_path: Path) -> None:
+    """Names within modules that are everywhere, as `select.epoll`, which no look at imported modules finds."""
+    script = tmp_path / "import_all.py"
+    script.write_text("".join(f"import {module}\n" for module in sorted(CLIENT_MODULES)))
+    subprocess.run([sys.executable, ROOT / "tests/elsewhere.py", system, script], check=True)
+
+
 @pytest.mark.parametrize("path", sorted((SOURCE / "protocol").glob("[a-z]*.py")), ids=lambda path: path.stem)
 def test_each_part_of_the_protocol_can_be_the_first_to_be_imported(path: Path) -> None:
     subprocess.run([sys.executable, "-c", f"import atoll.protocol.{path.stem}"], check=True)
