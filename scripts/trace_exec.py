@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -101,6 +102,13 @@ def scratches() -> set[Path]:
     return {path for place in ("/dev/shm", "/run", "/tmp", "/var/tmp") for path in Path(place).glob(".atoll-*")}
 
 
+async def connect(path: Path) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX)
+    peer.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(peer, str(path))
+    return peer
+
+
 def trace_agent(tree: Path, work: Path) -> set[str]:
     path, before = work / "agent.sock", scratches()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -115,7 +123,7 @@ def trace_agent(tree: Path, work: Path) -> set[str]:
         from atoll.protocol.commands import ExecShell
         from atoll.supervisor.agent_link import AgentLink
 
-        async with AgentLink(path) as link:
+        async with AgentLink(partial(connect, path)) as link:
             for _ in range(3):
                 await link.run(ExecShell(command="true"))
             await asyncio.to_thread(order, work / "agent", "clear")
