@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,6 +221,10 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "Terminal.write": {"data": (5, None, "\udc80", ["a"])},
     "Terminal.resize": {"cols": SIZE, "rows": SIZE},
 }
+# A noun may have its own with its own tests, as `WRONG_ARGUMENTS`.
+for file in sorted(Path(__file__).parents[1].glob("*/test_*.py")):
+    if "\nWRONG_ARGUMENTS" in file.read_text():
+        WRONG |= importlib.import_module(f"tests.{file.parent.name}.{file.stem}").WRONG_ARGUMENTS
 USUAL: dict[str, dict[str, Any]] = {
     "get_sandbox": {"id": "user-123", "url": NOWHERE},
     "temporary_sandbox": {"url": NOWHERE},
