@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from atoll.values.files import FileContent, LeftOutWarning
     from atoll.values.processes import LogMatch, ProcessEvent, ProcessLogs
     from atoll.values.promised import Image, proxy_to_sandbox
+    from atoll.values.sandboxes import OptionsIgnoredWarning
 
 __version__ = "0.1.0"
 
@@ -96,6 +97,7 @@ _PLACES = {
     "atoll.protocol.terminals": "TerminalInfo",
     "atoll.values.commands": "ExecEvent ExecResult",
     "atoll.values.files": "FileContent LeftOutWarning",
+    "atoll.values.sandboxes": "OptionsIgnoredWarning",
     "atoll.values.processes": "LogMatch ProcessEvent ProcessLogs",
     "atoll.values.promised": "Image proxy_to_sandbox",
 }
@@ -150,6 +152,7 @@ __all__ = [
     "NotAvailableYetError",
     "NotFoundError",
     "NotRootError",
+    "OptionsIgnoredWarning",
     "PortNotOpenError",
     "Process",
     "ProcessEvent",

@@ -35,6 +35,7 @@ from atoll.protocol.sandboxes import (
     DEFAULT_IMAGE,
     SANDBOXES_PER_PAGE,
     EventList,
+    LimitChanges,
     SandboxEvent,
     SandboxInfo,
     SandboxList,
@@ -43,6 +44,7 @@ from atoll.protocol.sandboxes import (
     SleepRequest,
     UpkeepChanges,
     check_labels,
+    parse_lasting,
 )
 from atoll.protocol.sessions import DEFAULT_DIRECTORY, SessionInfo
 from atoll.values.promised import not_available_yet
@@ -74,17 +76,16 @@ def get_async_sandbox(
     """The sandbox with this id. Returns at once; the first operation makes it, or wakes it.
 
     The same id always reaches the same sandbox, from any process and any client. Options count whenever this object
-    makes it, also after somebody else destroyed it; one that exists keeps what it has. `url` and `api_key` default to
-    ATOLL_URL and ATOLL_API_KEY; without either, the server of this machine is used, and started if it does not run.
+    makes it, also after somebody else destroyed it. One that exists keeps what it has: what differs is told by an
+    OptionsIgnoredWarning, or with `strict` is SANDBOX_CONFLICT. It is destroyed `ttl` after it was made, whatever it is
+    doing. `url` and `api_key` default to ATOLL_URL and ATOLL_API_KEY; without either, the server of this machine is
+    used, and started if it does not run.
     """
     _refuse_what_comes_later(
         network=network,
         secrets=secrets,
-        ttl=ttl,
         snapshot=snapshot,
-        stop_after=stop_after,
         create=None if check_flag(create, "create") else create,
-        strict=check_flag(strict, "strict") or None,
     )
     options = SandboxOptions(
         image=None if image is None else _checked_image(image),
@@ -93,6 +94,9 @@ def get_async_sandbox(
         labels=check_labels({} if labels is None else labels) or None,
         sleep_after=_seconds_unless_default(sleep_after),
         keep_alive=check_flag(keep_alive, "keep_alive") or None,
+        stop_after=parse_lasting("stop_after", stop_after),
+        ttl=parse_lasting("ttl", ttl),
+        strict=check_flag(strict, "strict"),
     )
     given = None if options == SandboxOptions() else options
     return AsyncSandbox(RemoteSandbox(find_server(url, api_key), parse_sandbox_id(id), given))
@@ -233,8 +237,27 @@ class AsyncSandbox(Handle, AsyncInSession, AsyncPromised):
 
     async def set_stop_after(self, stop_after: Duration | None) -> None:
         """For how long it sleeps before it is stopped, which frees its memory; None for ever."""
-        seconds = None if stop_after is None else parse_duration(stop_after, "stop_after")
-        await self._change(UpkeepChanges(stop_after=seconds))
+        await self._change(UpkeepChanges(stop_after=parse_lasting("stop_after", stop_after)))
+
+    async def set_ttl(self, ttl: Duration | None) -> None:
+        """For how long it lives, from when it was made; None for ever. One that is older is destroyed at once."""
+        await self._change(UpkeepChanges(ttl=parse_lasting("ttl", ttl)))
+
+    async def set_limits(
+        self,
+        limits: LimitsGiven | None = None,
+        *,
+        cpus: float | str | None = None,
+        memory: int | str | None = None,
+        disk: int | str | None = None,
+        pids: int | None = None,
+    ) -> None:
+        """How much of the machine it may use from now on, also while it runs: all limits, single ones, or both.
+
+        What is not given stays as it is. LIMIT_IN_USE, and nothing is changed, where more memory or disk is in use.
+        """
+        single = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids}
+        await self._sandbox.request("PATCH", SandboxInfo, path="/limits", body=_limit_changes(limits, single))
 
     async def _change(self, changes: UpkeepChanges) -> None:
         await self._sandbox.request("PATCH", SandboxInfo, body=changes)
@@ -322,6 +345,18 @@ def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
         return limits
     fields = dict(msgspec.to_builtins(checked))
     return {name: fields[name] for name in limits} if isinstance(limits, dict) else fields
+
+
+def _limit_changes(limits: LimitsGiven | None, single: Mapping[str, object]) -> LimitChanges:
+    given: dict[str, Any] = {name: value for name, value in single.items() if value is not None}
+    all_limits = _sendable(limits)
+    whole = {"size": all_limits} if isinstance(all_limits, str) else all_limits or {}
+    changes = LimitChanges(**{**whole, **given})
+    changes.applied_to(Limits())  # which says what cannot be
+    if changes == LimitChanges():
+        remedy = 'Give cpus=, memory=, disk= or pids=, or the name of a size, such as "standard-1".'
+        raise error(ErrorCode.INVALID_LIMITS, "no limit was given that is to be set", remedy=remedy, field="limits")
+    return changes
 
 
 def _seconds_unless_default(sleep_after: Duration) -> float | None:

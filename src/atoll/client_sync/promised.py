@@ -8,7 +8,6 @@ from typing import Literal, NoReturn, SupportsIndex
 
 from atoll.protocol.arguments import Directory, Word
 from atoll.protocol.durations import Duration
-from atoll.protocol.limits import Limits
 from atoll.protocol.sessions import DEFAULT_DIRECTORY
 from atoll.values.promised import not_available_yet
 
@@ -127,9 +126,6 @@ class Promised:
 
     def restore_backup(self, backup: object, **options: object) -> NoReturn:
         raise not_available_yet("restore_backup")
-
-    def set_limits(self, limits: Limits | str | None = None, **options: object) -> NoReturn:
-        raise not_available_yet("set_limits")
 
     def set_network(self, network: object) -> NoReturn:
         raise not_available_yet("set_network")

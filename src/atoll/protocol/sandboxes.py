@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.calls import FIRST
+from atoll.protocol.durations import Duration, parse_duration
 from atoll.protocol.errors import ErrorCode, as_id, error, shown
 from atoll.protocol.limits import Limits, parse_limits
 from atoll.protocol.plain import Plain
@@ -21,6 +23,7 @@ DEFAULT_IMAGE = "host"
 # The header of a request that is to make no sandbox: SANDBOX_NOT_FOUND if there is none, and nothing was done.
 MUST_EXIST = ("atoll-sandbox", "existing")
 MAX_LABELS, MAX_LABEL = 64, 256
+LEAST_TTL_SECONDS = 1.0  # in less it may be gone before its first command
 SANDBOXES_PER_PAGE, MAX_SANDBOXES_PER_PAGE = 100, 1_000  # of a list: those who ask for no number get, and may ask for
 
 
@@ -178,6 +181,17 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_at: datetime
     preparing: list[str] = []  # what takes seconds once, and is under way
+
+
+def parse_lasting(name: str, given: Duration | None) -> float | None:
+    """A time after which something is done to a sandbox, or None for never. To be destroyed takes a moment of life."""
+    if given is None:
+        return None
+    seconds = parse_duration(given, name)
+    if name == "ttl" and seconds < LEAST_TTL_SECONDS:
+        remedy = f"Give {LEAST_TTL_SECONDS:g} or more seconds; destroy() ends a sandbox now."
+        raise wrong_argument(name, given, "is no life at all", remedy)
+    return seconds
 
 
 def check_labels(labels: Mapping[str, str]) -> dict[str, str]:

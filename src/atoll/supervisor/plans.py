@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import msgspec
 
-from atoll.protocol.arguments import check_lasting_variables, wrong_argument
+from atoll.protocol.arguments import check_lasting_variables
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.limits import MIN_DISK, Limits, parse_limits
-from atoll.protocol.sandboxes import DEFAULT_IMAGE, SandboxOptions, check_labels
+from atoll.protocol.sandboxes import DEFAULT_IMAGE, SandboxOptions, check_labels, parse_lasting
 
 SLEEP_AFTER_SECONDS = 600.0
-LEAST_TTL_SECONDS = 1.0  # in less it may be gone before its first command
 
 
 class Upkeep(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,14 +64,3 @@ def _make_upkeep(options: SandboxOptions) -> Upkeep:
         stop_after=parse_lasting("stop_after", options.stop_after),
         ttl=parse_lasting("ttl", options.ttl),
     )
-
-
-def parse_lasting(name: str, given: float | str | None) -> float | None:
-    """A time after which something is done to a sandbox, or None for never. To be destroyed takes a moment of life."""
-    if given is None:
-        return None
-    seconds = parse_duration(given, name)
-    if name == "ttl" and seconds < LEAST_TTL_SECONDS:
-        remedy = f"Give {LEAST_TTL_SECONDS:g} or more seconds; destroy() ends a sandbox now."
-        raise wrong_argument(name, given, "is no life at all", remedy)
-    return seconds

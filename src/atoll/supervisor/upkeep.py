@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from atoll.protocol.durations import parse_duration
-from atoll.supervisor.plans import parse_lasting
+from atoll.protocol.sandboxes import parse_lasting
 
 if TYPE_CHECKING:
     from atoll.protocol.sandboxes import UpkeepChanges

@@ -18,7 +18,6 @@ _BACKUPS = "Until then pack what you need with tar in exec(), and download() tha
 _NETWORK = "Until then a sandbox has a loopback interface and no other network."
 _BUCKETS = "Until then copy files with upload() and download()."
 _SCHEDULES = 'Until then have a background process wait and start it: start_process() with restart="always".'
-_LIMITS = "Until then give limits= when the sandbox is made."
 _IMAGES = "Until then use the image there is, and install what is missing with exec()."
 
 # By the name of a sandbox's method, of an option of get_sandbox (with "="), or of something in `atoll`.
@@ -64,11 +63,7 @@ PROMISED = {
     "list_schedules": _SCHEDULES,
     "delete_schedule": _SCHEDULES,
     "atoll.Image.from_": _IMAGES,
-    "set_limits": _LIMITS,
-    "stop_after=": "Until then use set_stop_after().",
-    "ttl=": "Until then call destroy() when you are done, or use temporary_sandbox().",
     "create=": "Until then ask list_sandboxes(): it makes none.",
-    "strict=": "Until then compare with status(): a sandbox that exists keeps the options it has.",
 }
 
 

@@ -33,6 +33,7 @@ from atoll.protocol.frames import (
 )
 from atoll.protocol.sandboxes import MUST_EXIST, SandboxInfo, SandboxOptions
 from atoll.protocol.versions import SINCE
+from atoll.values.sandboxes import warn_of_ignored
 
 INPUT_CHUNK = 256 * 1024
 ANSWERING = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA, FrameKind.EVENT, *QUEUEING)
@@ -139,8 +140,10 @@ class RemoteSandbox:
                 remedy="Use it inside the block, or take get_sandbox() for one that stays.",
             )
         if self._options is not None:
-            self.server.ask("PUT", self._path, SandboxInfo, self._options, scope=scope)
+            found = self.server.ask("PUT", self._path, SandboxInfo, self._options, scope=scope)
             self._has_sent_options = True
+            if found.ignored:
+                warn_of_ignored(self.id, found.ignored)
 
 
 class Frames(Generic[Answer]):
