@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from atoll.agent.commands.process_tree import parse_stat
-from atoll.engine.native.cgroups import group_name, parse_mounts
+from atoll.engine.native.cgroups import parse_mounts
 from atoll.engine.native.engine import EMBRYOS
+from atoll.engine.native.group_files import group_name
 from atoll.engine.native.uid_ranges import UidRanges
 from atoll.engine.native.zygote import PROCESS_NAME as ZYGOTE
 from atoll.store.sqlite.database import NAME as DATABASE

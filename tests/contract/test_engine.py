@@ -16,8 +16,10 @@ from msgspec.structs import replace
 
 from atoll.engine.base import LiveSandbox
 from atoll.engine.native import engine, nursery_process, uid_ranges
-from atoll.engine.native.cgroups import CPU_PERIOD_US, PARENT, parse_mounts
+from atoll.engine.native.cgroups import parse_mounts
 from atoll.engine.native.engine import NativeEngine
+from atoll.engine.native.group_files import PARENT
+from atoll.engine.native.group_limits import CPU_PERIOD_US
 from atoll.engine.native.handles import ProcessIdentity
 from atoll.images.catalog import ImageCatalog
 from atoll.images.host import HostImage

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.engine.native.cgroups import group_name, open_cgroups
+from atoll.engine.native.cgroups import open_cgroups
+from atoll.engine.native.group_files import group_name
 from atoll.engine.native.uid_ranges import UidRanges
 from atoll.storage.mounting import MIN_POOL
 from atoll.storage.pool import PoolStorage

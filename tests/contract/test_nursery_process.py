@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.engine.native import nursery_process
-from atoll.engine.native.cgroups import Resources
+from atoll.engine.native.group_limits import Resources
 from atoll.engine.native.nursery_process import NurseryGone, NurseryProcess
 from atoll.engine.native.orders import Launch
 

@@ -21,8 +21,9 @@ from atoll.agent.commands import guard
 from atoll.agent.commands import runner as commands
 from atoll.agent.commands.group import CommandGroup
 from atoll.attacks.record import Defence
-from atoll.engine.native import capabilities, cgroups, clocks, launcher, mounts, nursery, syscalls, views
-from atoll.engine.native.cgroups import CgroupsV1, CgroupsV2
+from atoll.engine.native import capabilities, clocks, group_limits, launcher, mounts, nursery, syscalls, views
+from atoll.engine.native.cgroups_v1 import CgroupsV1
+from atoll.engine.native.cgroups_v2 import CgroupsV2
 from atoll.engine.native.seccomp import SeccompFilter
 from atoll.engine.native.syscalls import MountAttribute, MountFlag, Namespace, Prctl
 from atoll.engine.native.uid_ranges import FIRST_BASE, RANGE_SIZE, RANGES
@@ -204,7 +205,7 @@ def without_oom_order() -> None:
 
 def without_commands_group() -> None:
     """Everybody is where the agent is, and so is the limit."""
-    cgroups.MEMORY_OF_AGENT = 0
+    group_limits.MEMORY_OF_AGENT = 0
     replace_method(CommandGroup, "open", lambda real, self, words, fds: None)
 
 

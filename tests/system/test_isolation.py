@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.engine.native.capabilities import MASK
-from atoll.engine.native.cgroups import CgroupsV1
+from atoll.engine.native.cgroups_v1 import CgroupsV1
 from atoll.engine.native.engine import required_cgroups
 from atoll.engine.native.uid_ranges import FIRST_BASE, RANGE_SIZE
 from atoll.protocol.commands import Exec

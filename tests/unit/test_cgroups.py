@@ -12,17 +12,12 @@ from typing import NoReturn
 
 import pytest
 
-from atoll.engine.native.cgroups import (
-    MEMORY_OF_AGENT,
-    V1_CONTROLLERS,
-    CgroupsV1,
-    CgroupsV2,
-    Resources,
-    open_cgroups,
-    parse_keyed,
-    parse_mounts,
-    quota,
-)
+from atoll.engine.native import cgroups_v1
+from atoll.engine.native.cgroups import open_cgroups, parse_mounts
+from atoll.engine.native.cgroups_v1 import CgroupsV1
+from atoll.engine.native.cgroups_v2 import CgroupsV2
+from atoll.engine.native.group_files import parse_keyed
+from atoll.engine.native.group_limits import MEMORY_OF_AGENT, Resources, quota
 from atoll.engine.native.host_share import limit_all, raise_file_max, share_of
 from atoll.engine.native.syscalls import Namespace
 from atoll.engine.native.watch import MemoryNews
@@ -182,7 +177,7 @@ def test_what_waits_in_sockets_has_a_limit_of_its_own_on_version_1(
     for path in (commands / "memory.kmem.tcp.limit_in_bytes", commands.parent / "pids.max"):
         path.touch()
     (tmp_path / "atoll/memory.kmem.tcp.limit_in_bytes").write_text(f"{of_all}\n")
-    groups = CgroupsV1(dict.fromkeys(V1_CONTROLLERS, str(tmp_path)))
+    groups = CgroupsV1(dict.fromkeys(cgroups_v1.CONTROLLERS, str(tmp_path)))
     groups.set_limits("box", Resources(cpus=1, memory=memory, pids=10))
     assert int((commands / "memory.kmem.tcp.limit_in_bytes").read_text()) == for_sockets == groups.socket_limit("box")
     groups.close()
@@ -197,7 +192,10 @@ def test_all_sandboxes_together_have_a_limit(tmp_path: Path) -> None:
     (tmp_path / "atoll").mkdir()
     for name in ("pids.max", "memory.max", "memory.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"):
         (tmp_path / "atoll" / name).touch()
-    for groups in (CgroupsV1(dict.fromkeys(V1_CONTROLLERS, str(tmp_path))), CgroupsV2(str(tmp_path), controllers=())):
+    for groups in (
+        CgroupsV1(dict.fromkeys(cgroups_v1.CONTROLLERS, str(tmp_path))),
+        CgroupsV2(str(tmp_path), controllers=()),
+    ):
         limit_all(groups)
         groups.close()
     written = {path.name: int(path.read_text()) for path in (tmp_path / "atoll").glob("[mp]*")}

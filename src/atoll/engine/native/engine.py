@@ -27,8 +27,9 @@ from atoll.engine.base import (
 )
 from atoll.engine.native import orders
 from atoll.engine.native.agent_socket import AgentSocket
-from atoll.engine.native.cgroups import Cgroups, MemoryInUse, Resources, open_cgroups
+from atoll.engine.native.cgroups import Cgroups, open_cgroups
 from atoll.engine.native.gateway_rules import DNS_PORT, TCP_PORT
+from atoll.engine.native.group_limits import MemoryInUse, Resources
 from atoll.engine.native.handles import Held, NativeHandle, ProcessIdentity
 from atoll.engine.native.hoards import HoardWatch
 from atoll.engine.native.host_share import limit_all, most_in_sockets

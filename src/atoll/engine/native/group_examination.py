@@ -10,19 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from atoll.engine.native.cgroups import (
-    AGENT,
-    COMMANDS,
-    PARENT,
-    V1_CONTROLLERS,
-    V2_CONTROLLERS,
-    Cgroups,
-    CgroupsV1,
-    CgroupsV2,
-    Hierarchies,
-    Resources,
-    parse_mounts,
-)
+from atoll.engine.native import cgroups_v1, cgroups_v2
+from atoll.engine.native.cgroups import Cgroups, Hierarchies, parse_mounts
+from atoll.engine.native.cgroups_v1 import CgroupsV1
+from atoll.engine.native.cgroups_v2 import CgroupsV2
+from atoll.engine.native.group_files import AGENT, COMMANDS, PARENT
+from atoll.engine.native.group_limits import Resources
 from atoll.engine.native.probe_child import Inside, probe_child
 from atoll.engine.native.syscalls import Namespace
 from atoll.telemetry.findings import Area, Check, Outcome, missing, ok, warning
@@ -47,9 +40,9 @@ def check_controllers() -> Outcome:
     found = find_hierarchies()
     match choose_version(found, v2_controllers(found)):
         case 2:
-            return ok(f"version 2 with {', '.join(V2_CONTROLLERS)}")
+            return ok(f"version 2 with {', '.join(cgroups_v2.CONTROLLERS)}")
         case 1:
-            return ok(f"version 1 with {', '.join(V1_CONTROLLERS)}")
+            return ok(f"version 1 with {', '.join(cgroups_v1.CONTROLLERS)}")
     return missing(f"{lacking(found, v2_controllers(found))}", _MOUNT)
 
 
@@ -138,15 +131,17 @@ def v2_controllers(found: Hierarchies) -> set[str]:
 
 def choose_version(found: Hierarchies, available: set[str]) -> int | None:
     """As `open_cgroups` does: version 2 if its controllers are free, else version 1, else none."""
-    if found.v2 and set(V2_CONTROLLERS) <= available:
+    if found.v2 and set(cgroups_v2.CONTROLLERS) <= available:
         return 2
-    return 1 if set(V1_CONTROLLERS) <= set(found.v1) else None
+    return 1 if set(cgroups_v1.CONTROLLERS) <= set(found.v1) else None
 
 
 def lacking(found: Hierarchies, available: set[str]) -> str:
     if found.v2 is None and not found.v1:
         return "no control groups are mounted"
-    version, wanted, there = (1, V1_CONTROLLERS, set(found.v1)) if found.v1 else (2, V2_CONTROLLERS, available)
+    version, wanted, there = (
+        (1, cgroups_v1.CONTROLLERS, set(found.v1)) if found.v1 else (2, cgroups_v2.CONTROLLERS, available)
+    )
     return f"version {version} lacks {', '.join(name for name in wanted if name not in there)}"
 
 
@@ -165,7 +160,7 @@ def corner(found: Hierarchies) -> Iterator[Corner]:
     if version is None:
         raise FileNotFoundError(lacking(found, available))
     name = f"atoll-doctor-{os.getpid()}-{secrets.token_hex(4)}"
-    mounts = dict.fromkeys(V2_CONTROLLERS, found.v2 or "") if version == 2 else found.v1
+    mounts = dict.fromkeys(cgroups_v2.CONTROLLERS, found.v2 or "") if version == 2 else found.v1
     corners = sorted({f"{mount}/{name}" for mount in mounts.values()})
     try:
         for path in corners:
@@ -184,7 +179,7 @@ def _open(found: Hierarchies, version: int, name: str) -> Cgroups:
     if version == 1:
         return CgroupsV1({controller: f"{mount}/{name}" for controller, mount in found.v1.items()})
     # Left on: Atoll needs them so, and a server that starts at this moment would lose them if they went off again.
-    for controller in V2_CONTROLLERS:
+    for controller in cgroups_v2.CONTROLLERS:
         with open(f"{found.v2}/cgroup.subtree_control", "w") as file:
             file.write(f"+{controller}")
     return CgroupsV2(f"{found.v2}/{name}")

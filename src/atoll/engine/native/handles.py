@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 
 from atoll.engine.native.agent_socket import AgentSocket
-from atoll.engine.native.cgroups import group_name
+from atoll.engine.native.group_files import group_name
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):

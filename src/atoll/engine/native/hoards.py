@@ -26,8 +26,8 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from atoll.engine.native.cgroups import for_sockets
 from atoll.engine.native.file_locks import locks_bytes, most_locks, newest_locks
+from atoll.engine.native.group_limits import for_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -43,7 +43,8 @@ import msgspec
 from atoll.agent.commands.group import Freezing
 from atoll.agent.main import Agent
 from atoll.engine.native import capabilities, clocks, gateway_rules, mounts, syscalls
-from atoll.engine.native.cgroups import Cgroups, group_name
+from atoll.engine.native.cgroups import Cgroups
+from atoll.engine.native.group_files import group_name
 from atoll.engine.native.orders import KEEP
 from atoll.engine.native.syscalls import MountAttribute, Namespace, Prctl
 from atoll.engine.native.uid_ranges import RANGE_SIZE

@@ -26,7 +26,8 @@ from atoll.agent import main as agent
 from atoll.agent.commands import process_tree
 from atoll.agent.rehearsal import rehearse
 from atoll.engine.native import launcher, mounts, orders, syscalls
-from atoll.engine.native.cgroups import Cgroups, group_name, open_cgroups
+from atoll.engine.native.cgroups import Cgroups, open_cgroups
+from atoll.engine.native.group_files import group_name
 from atoll.engine.native.launcher import Embryo, Failure, Kit, LaunchFailed
 from atoll.engine.native.network_visits import NetworkVisits
 from atoll.engine.native.seccomp import SeccompFilter

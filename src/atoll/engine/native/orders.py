@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.engine.native.cgroups import Resources
+from atoll.engine.native.group_limits import Resources
 from atoll.protocol.rootfs import Overlay
 
 KEEP = b"keep"  # said on a sandbox's own channel: live on without us
