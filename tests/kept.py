@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 
 from atoll.store.choose import open_store
 from atoll.store.keys import Keys
-from atoll.store.sqlite.database import NAME
+from atoll.store.sqlite.database import NAME, Database
+from atoll.store.sqlite.store import SqliteStore
+from atoll.supervisor.records import Records, Row
+from atoll.supervisor.workshop import Workshop
 
 T = TypeVar("T")
 
@@ -28,18 +31,24 @@ def stages(state: Path) -> dict[str, str]:
         return dict(connection.execute("SELECT id, stage FROM sandboxes"))
 
 
-def content(state: Path, sandbox: str) -> bytes:
-    with opened(state) as connection:
-        return bytes(connection.execute("SELECT record FROM sandboxes WHERE id = ?", (sandbox,)).fetchone()[0])
-
-
 def record(state: Path, sandbox: str) -> Any:
-    return json.loads(content(state, sandbox))
+    """All that is kept of it: what is shared, and what is this machine's."""
+    query = "SELECT record, local FROM sandboxes WHERE id = ?"
+    with opened(state) as connection:
+        shared, local = connection.execute(query, (sandbox,)).fetchone()
+    return json.loads(shared) | json.loads(local or b"{}")
+
+
+def content(state: Path, sandbox: str) -> bytes:
+    return json.dumps(record(state, sandbox)).encode()
 
 
 def put(state: Path, sandbox: str, stage: str, record: bytes) -> None:
+    """As earlier versions kept it: in one piece."""
     with opened(state) as connection:
-        connection.execute("INSERT OR REPLACE INTO sandboxes VALUES (?, ?, ?)", (sandbox, stage, record))
+        connection.execute(
+            "INSERT OR REPLACE INTO sandboxes (id, stage, record) VALUES (?, ?, ?)", (sandbox, stage, record)
+        )
 
 
 def remove(state: Path, sandbox: str) -> None:
@@ -61,3 +70,16 @@ def at_once(verb: Coroutine[Any, Any, T]) -> T:
 def make_key(state: Path, name: str = "tests") -> str:
     with closing(open_store(state)) as store:
         return at_once(Keys(store.keys).create(name))[1]
+
+
+def rows(state: Path) -> list[Row]:
+    """What records say of a state directory."""
+    with closing(open_store(state)) as store:
+        records = Records(store)
+        at_once(records.load(has_unrecorded=False))
+        return records.rows()
+
+
+def database_of(workshop: Workshop) -> Database:
+    assert isinstance(workshop.store, SqliteStore)
+    return workshop.store.database

@@ -163,6 +163,53 @@ def test_one_place_chooses_the_engine() -> None:
     assert native == {SOURCE / "engine/choose.py"}
 
 
+SQL = re.compile(
+    r"\b(SELECT\s.+\sFROM|INSERT\s+(OR\s+\w+\s+)?INTO|REPLACE\s+INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM|PRAGMA|"
+    r"(CREATE|ALTER|DROP)\s+(TABLE|INDEX|VIEW)|BEGIN\s+IMMEDIATE)\b",
+    re.DOTALL | re.IGNORECASE,
+)
+
+
+def found_of_databases(source: str) -> list[str]:
+    """The statements of SQL, and the imports of what knows it, in a module."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and SQL.search(node.value):
+            found.append(node.value)
+    known = re.compile(r"sqlite3|atoll\.store\.sqlite\b")
+    return [one for one in found if known.match(one) or SQL.search(one)]
+
+
+def is_in_the_database(path: Path) -> bool:
+    return path.is_relative_to(SOURCE / "store/sqlite") or path == SOURCE / "store/choose.py"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_sql_is_outside_the_store_and_one_place_chooses_the_database(path: Path) -> None:
+    assert is_in_the_database(path) or found_of_databases(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sqlite3",
+        "from sqlite3 import connect",
+        "from atoll.store.sqlite.database import Database",
+        "from atoll.store import sqlite",
+        "def f(d): d.execute('PRAGMA query_only=1')",
+        "QUERY = '''\n  SELECT id\n  FROM sandboxes'''",
+        "QUERY = 'INSERT OR IGNORE INTO sandboxes VALUES (?)'",
+        "def f(d, name): d.execute(f'delete from sandboxes where id = {name}')",
+    ],
+)
+def test_sql_is_found_wherever_it_is(source: str) -> None:
+    assert found_of_databases(source)
+
+
 def test_files_the_documents_name_exist() -> None:
     for document in (DOCUMENT, *(path.read_text() for path in sorted((ROOT / "docs/decisions").glob("*.md")))):
         for name in re.findall(r"`((?:src|tests|benches|scripts|examples|docs)/[\w./-]+)`", document):

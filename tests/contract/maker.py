@@ -95,14 +95,14 @@ async def tell_what_is_there(workshop: Workshop) -> None:
 
 def stop_at_points(workshop: Workshop, trap: Trap) -> None:
     after(workshop.storage, "create", lambda: trap.at("disk made"))
-    after(workshop._records, "begin", lambda: trap.at("on record"))
+    after_async(workshop._records, "begin", lambda: trap.at("on record"))
     after_async(workshop.engine, "keep", lambda: trap.at("kept"))
     after(workshop.storage, "replace_record", lambda: trap.at("created on disk"))
-    after(workshop._records, "commit", lambda: trap.at("created"))
-    after(workshop._records, "begin_removal", lambda: trap.at("removal begun"))
+    after_async(workshop._records, "commit", lambda: trap.at("created"))
+    after_async(workshop._records, "begin_removal", lambda: trap.at("removal begun"))
     after_async(workshop.engine, "stop", lambda: trap.at("stopped"))
     after(workshop.storage, "remove", lambda: trap.at("disk removed"))
-    after(workshop._records, "forget", lambda: trap.at("removed"))
+    after_async(workshop._records, "forget", lambda: trap.at("removed"))
 
 
 def after(owner: Any, name: str, then: Callable[[], None]) -> None:

@@ -333,11 +333,11 @@ async def test_a_cpu_quota_that_the_kernel_refuses_fails_one_creation_and_no_oth
 async def test_a_sandbox_whose_record_cannot_be_written_is_ended(own: Workshop, tmp_path: Path) -> None:
     await own.destroy(await own.create("zero", image="busybox"))
     nursery = nursery_of(own)
-    own.database.execute("PRAGMA query_only=1")
+    kept.database_of(own).execute("PRAGMA query_only=1")
     with pytest.raises(AtollError) as caught:
         await own.create("one", image="busybox")
     assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
-    own.database.execute("PRAGMA query_only=0")
+    kept.database_of(own).execute("PRAGMA query_only=0")
     assert not leftovers(tmp_path)
     while len(children_of(nursery)) > 2:
         await asyncio.sleep(0.01)
@@ -388,11 +388,14 @@ MAKER = """
 import asyncio, sys
 from pathlib import Path
 from atoll.supervisor.workshop import Workshop
+async def never_on_record(record):
+    print("made", flush=True)
+    sys.stdin.read()
 async def main():
     workshop = Workshop(Path(sys.argv[1]) / "state", Path(sys.argv[1]) / "run")
     workshop.images.add("busybox", Path(sys.argv[3]))
     if sys.argv[2] == "unrecorded":
-        workshop._records.begin = lambda _: print("made", flush=True) or sys.stdin.read()
+        workshop._records.begin = never_on_record
     await workshop.create("left", image="busybox")
     print("made", flush=True)
     sys.stdin.read()

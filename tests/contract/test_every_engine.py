@@ -22,7 +22,6 @@ from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import SandboxEvent, SandboxState, UpkeepChanges
-from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink, link_to
 from atoll.supervisor.info import describe
@@ -183,11 +182,14 @@ import asyncio, sys
 from pathlib import Path
 from atoll.supervisor.workshop import Workshop
 from tests.contract.test_every_engine import ENGINES
+async def never_on_record(record):
+    print("made", flush=True)
+    sys.stdin.read()
 async def main():
     place = Path(sys.argv[1])
     workshop = Workshop(place / "state", place / "run", engine=ENGINES[sys.argv[2]](place))
     if sys.argv[3] == "unrecorded":
-        workshop._records.begin = lambda _: print("made", flush=True) or sys.stdin.read()
+        workshop._records.begin = never_on_record
     await workshop.create("one", image="busybox")
     print("made", flush=True)
     sys.stdin.read()
@@ -257,7 +259,7 @@ async def test_one_that_another_engine_started_is_left_alone_until_that_is_back(
         first.images.add("busybox", busybox_root)
         live = await make(first)
         await run(first, live, "mkdir -p /srv; echo kept >/srv/f")
-    async with opened(other) as second, Roster(second, Timeline(second.database)) as roster:
+    async with opened(other) as second, Roster(second, second.store.timeline) as roster:
         assert second.inherited == Inherited(out_of_reach=(ONE,))
         actor = roster.actor("one")
         info = describe(actor)
@@ -273,7 +275,7 @@ async def test_one_that_another_engine_started_is_left_alone_until_that_is_back(
             with pytest.raises(AtollError) as caught:
                 await refused
             assert caught.value.code is ErrorCode.SANDBOX_OUT_OF_REACH and caught.value.context["sandbox"] == "one"
-        assert [event.what for event in actor.events(0)] == ["created"]
+        assert [event.what for event in await actor.events(0)] == ["created"]
     async with opened(started_by) as third:
         assert third.inherited == Inherited(running=(ONE,))
         again = await third.adopt("one")
@@ -285,7 +287,7 @@ async def test_one_that_another_engine_started_is_left_alone_until_that_is_back(
 async def test_one_that_another_engine_started_has_ended_with_the_boot_it_was_started_in(workshop: Workshop) -> None:
     live = await make(workshop)
     await workshop.stop(live)
-    workshop.update(workshop.record(ONE), engine="pods", handle="pod/one", boot_id="another")
+    await workshop.update(workshop.record(ONE), engine="pods", handle="pod/one", boot_id="another")
     again = await workshop.start(ONE)
     assert workshop.record(ONE).engine == again.engine == workshop.engine.name
     await workshop.destroy(again)
@@ -397,7 +399,7 @@ async def test_nothing_is_started_while_it_is_at_rest_and_all_goes_on(workshop: 
 
 async def test_one_that_nobody_uses_is_frozen_or_else_stopped_and_its_files_are_kept(workshop: Workshop) -> None:
     can_freeze = Capability.FREEZE in workshop.engine.capabilities
-    async with Roster(workshop, Timeline(workshop.database)) as roster:
+    async with Roster(workshop, workshop.store.timeline) as roster:
         actor = roster.actor("one")
         await actor.ensure(Plan(image="busybox"), ME)
         write = Exec(argv=["sh", "-c", "mkdir -p /srv; echo kept >/srv/f"])
@@ -422,7 +424,7 @@ def next_event(actor: SandboxActor, what: str) -> asyncio.Task[SandboxEvent]:
 
 
 async def test_whoever_asks_for_sleep_is_told_if_the_engine_can_only_stop(workshop: Workshop) -> None:
-    async with Roster(workshop, Timeline(workshop.database)) as roster:
+    async with Roster(workshop, workshop.store.timeline) as roster:
         actor = roster.actor("one")
         await actor.ensure(Plan(image="busybox"), ME)
         if Capability.FREEZE in workshop.engine.capabilities:
@@ -447,7 +449,7 @@ async def test_what_an_engine_cannot_do_is_a_typed_error(workshop: Workshop) -> 
 
 
 async def test_the_roster_works_with_it(workshop: Workshop) -> None:
-    async with Roster(workshop, Timeline(workshop.database)) as roster:
+    async with Roster(workshop, workshop.store.timeline) as roster:
         actor = roster.actor("one")
         await actor.ensure(Plan(image="busybox"), ME)
         assert (await actor.do(ME, AgentLink.ping)).commands_running == 0

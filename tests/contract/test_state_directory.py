@@ -26,7 +26,6 @@ from atoll.storage.directory import DirectoryStorage
 from atoll.storage.pool import PoolStorage
 from atoll.store.sqlite import reserve
 from atoll.store.sqlite.database import NAME
-from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.reconcile import Inherited
@@ -176,7 +175,7 @@ async def test_a_lost_database_is_made_anew_from_the_disks(
             await run(live, "sh", "-c", f"echo {name} >/f")
             await workshop.engine.release(live)
         await workshop.engine.stop(await workshop.adopt("two"))
-        workshop.update(workshop.record(ONE), upkeep=Upkeep(labels={"a": "b"}))
+        await workshop.update(workshop.record(ONE), upkeep=Upkeep(labels={"a": "b"}))
         before = workshop.records()
     damage(tmp_path / "state" / NAME)
     async with open_workshop(tmp_path) as workshop:
@@ -207,7 +206,8 @@ async def test_a_lost_or_damaged_database_does_not_cost_disks_that_carry_nothing
     damage(database)
     for _ in range(2):
         with pytest.raises(AtollError) as caught:
-            open_workshop(tmp_path)
+            async with open_workshop(tmp_path):
+                pass
         assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
         assert str(database) in caught.value.message and caught.value.remedy
     shutil.copy(backup, database)
@@ -451,7 +451,7 @@ async def test_without_space_for_its_record_a_sandbox_is_ended_and_forgotten_lat
 
 @pytest.mark.usefixtures("no_reserve")
 async def test_a_removal_that_found_no_space_is_finished_by_asking_again(crowded: Workshop, small_disk: Path) -> None:
-    async with Roster(crowded, Timeline(crowded.database)) as roster:
+    async with Roster(crowded, crowded.store.timeline) as roster:
         actor = roster.actor("one")
         await actor.ensure(Plan(image="busybox", limits=SIZES["lite"]), Caller("me"))
         filler = fill(small_disk, 0)
@@ -461,7 +461,7 @@ async def test_a_removal_that_found_no_space_is_finished_by_asking_again(crowded
         filler.unlink()
         await actor.destroy(Caller("me"))
         assert not kept.stages(small_disk / "state")
-        assert actor.events(0)[-1].what == "destroyed"
+        assert (await actor.events(0))[-1].what == "destroyed"
 
 
 async def test_a_state_directory_without_space_for_a_pool_says_so(small_disk: Path) -> None:

@@ -16,9 +16,9 @@ from atoll.engine.base import LiveSandbox
 from atoll.engine.native.engine import NativeEngine
 from atoll.protocol.limits import Limits
 from atoll.storage.directory import DirectoryStorage
-from atoll.store.sqlite.database import open_database
-from atoll.supervisor.records import take_custody
+from atoll.store.choose import open_store
 from atoll.supervisor.workshop import Workshop
+from tests import kept
 from tests.conftest import Box
 from tests.leaks import Surroundings
 from tests.native import linked, native
@@ -62,8 +62,8 @@ class WeakenedWorkshops:
         self._shipped_state = state
         self._state = state.parent / "weakened"
         self._state.mkdir()
-        with closing(open_database(self._state)) as database:
-            take_custody(database)  # of disks that are none of its own
+        with closing(open_store(self._state)) as store:
+            kept.at_once(store.custody.take())  # of disks that are none of its own
         self._surroundings = surroundings
         self._defences: tuple[Defence, ...] = ()
         self._closing = AsyncExitStack()
@@ -92,7 +92,7 @@ class WeakenedWorkshops:
         workshop = Workshop(
             self._state, self._state / "run", images=self._shipped.images, engine=engine, storage=storage
         )
-        self._closing.callback(workshop.database.close)
+        self._closing.callback(workshop.store.close)
         self._closing.callback(workshop._lock.release)  # its storage is the shipped workshop's, and stays open
         if Defence.FILE_MAX in defences:
             self._closing.enter_context(few_more_files())

@@ -8,14 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from atoll.client.sandbox import AsyncSandbox
-from atoll.store.sqlite.database import open_database
-from atoll.supervisor.records import Records
+from tests import kept
 from tests.hostile.liar import LIES, SANDBOX
 from tests.leaks import Surroundings
 from tests.native import native
@@ -57,9 +56,9 @@ async def liar(server: RunningServer, lie: str) -> AsyncIterator[None]:
 
 
 def agent_socket(server: RunningServer, sandbox: str) -> Path:
-    with closing(open_database(server.state)) as database:
-        (record,) = (one for one in Records(database, has_unrecorded=True).created() if one.id == sandbox)
-    return Path(native(record).agent_socket)
+    (row,) = (row for row in kept.rows(server.state) if row.id == sandbox)
+    assert row.record
+    return Path(native(row.record).agent_socket)
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -27,7 +27,7 @@ from atoll.protocol.sandboxes import SandboxOptions, SandboxState, UpkeepChanges
 from atoll.protocol.terminals import ListTerminals
 from atoll.store.moments import boot_id
 from atoll.store.sqlite.database import Database, open_database
-from atoll.store.timeline import Timeline
+from atoll.store.sqlite.timeline import SqliteTimeline
 from atoll.supervisor import actor as actor_module
 from atoll.supervisor import agent_link
 from atoll.supervisor.actor import Caller, SandboxActor
@@ -52,7 +52,7 @@ def database(tmp_path: Path) -> Database:
 
 @pytest.fixture
 async def actor(workshop: Workshop, database: Database) -> AsyncIterator[SandboxActor]:
-    roster = Roster(workshop, Timeline(database))
+    roster = Roster(workshop, SqliteTimeline(database))
     with closing(database):
         yield roster.actor("acted-on")
         await roster.__aexit__()
@@ -111,7 +111,7 @@ async def test_a_lack_of_descriptors_at_the_moment_it_is_made_starts_no_second_o
     made = first_process(workshop, actor)
     await actor.do(ME, AgentLink.ping)
     assert first_process(workshop, actor) == made
-    assert [event.what for event in actor.events(0)] == ["created"]
+    assert [event.what for event in await actor.events(0)] == ["created"]
 
 
 async def test_one_that_still_runs_is_ended_before_another_starts_on_its_disk(workshop: Workshop) -> None:
@@ -130,9 +130,9 @@ async def test_a_request_that_is_refused_leaves_the_history_of_the_one_before(ac
     await actor.destroy(ME)
     with pytest.raises(AtollError):
         await actor.ensure(Plan(image="none"), ME)
-    assert [event.what for event in actor.events(0)] == ["created", "destroyed"]
+    assert [event.what for event in await actor.events(0)] == ["created", "destroyed"]
     await actor.ensure(Plan(image="busybox"), ME)
-    assert [(event.number, event.what) for event in actor.events(0)] == [(3, "created")]
+    assert [(event.number, event.what) for event in await actor.events(0)] == [(3, "created")]
 
 
 async def test_one_that_exists_is_found_by_the_options_it_was_made_with_although_its_image_is_gone(
@@ -145,19 +145,16 @@ async def test_one_that_exists_is_found_by_the_options_it_was_made_with_although
     assert not await actor.ensure(options, ME)
 
 
-async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(
-    workshop: Workshop, database: Database
-) -> None:
+async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(workshop: Workshop) -> None:
     """The server that made it was killed in between; of the one before it the end was noted."""
-    timeline = Timeline(database)
-    timeline.add(SandboxId("unnoted"), "destroyed", cause="a test", by="me")
+    timeline = workshop.store.timeline
+    await timeline.add(SandboxId("unnoted"), "destroyed", cause="a test", by="me")
     live = await workshop.create("unnoted", image="busybox")
     await workshop.engine.release(live)
-    with closing(database):
-        async with Roster(workshop, timeline) as roster:
-            assert [event.what for event in roster.actor("unnoted").events(0)] == ["created"]
-            assert describe(roster.actor("unnoted")).state is SandboxState.RUNNING
-            await roster.actor("unnoted").destroy(ME)
+    async with Roster(workshop, timeline) as roster:
+        assert [event.what for event in await roster.actor("unnoted").events(0)] == ["created"]
+        assert describe(roster.actor("unnoted")).state is SandboxState.RUNNING
+        await roster.actor("unnoted").destroy(ME)
 
 
 async def test_who_follows_a_sandbox_learns_of_its_end_although_that_cannot_be_noted(
@@ -194,7 +191,7 @@ async def test_one_whose_record_is_damaged_is_asked_about_and_left_alone(tmp_pat
     open_database(state).close()
     kept.put(state, "damaged", "created", b"")
     async with Workshop(state, tmp_path / "run") as workshop:
-        actor = Roster(workshop, Timeline(workshop.database)).actor("damaged")
+        actor = Roster(workshop, workshop.store.timeline).actor("damaged")
         with pytest.raises(AtollError):
             describe(actor)
         await actor.do_what_is_due()
@@ -292,14 +289,14 @@ async def test_the_end_of_its_life_ends_a_sandbox_that_is_in_use_and_the_next_of
     await actor.ensure(Plan(upkeep=Upkeep(ttl=3600.0)), ME)
     first = workshop.record(actor.name)
     aged = replace(first, made_since_boot=first.made_since_boot - 3600.0)
-    workshop.update(aged)
+    await workshop.update(aged)
     actor.treat(aged)
     async with actor.use(ME) as link:
         command = link.run(Exec(argv=["sleep", "60"]))
         ended, _ = await asyncio.gather(command, actor.do_what_is_due(), return_exceptions=True)
     assert isinstance(ended, AgentLostError)
     assert not workshop.is_on_record(actor.name)
-    last = actor.events(0)[-1]
+    last = (await actor.events(0))[-1]
     assert (last.what, last.cause, last.by) == ("destroyed", "its life of 3600 seconds was over", "atoll")
     await actor.ensure(Plan(upkeep=Upkeep(ttl=3600.0)), ME)
     await actor.do_what_is_due()

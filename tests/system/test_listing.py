@@ -20,12 +20,12 @@ import pytest
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import MAX_SANDBOXES_PER_PAGE, SandboxQuery
-from atoll.store.sqlite.database import open_database
-from atoll.store.timeline import Timeline
+from atoll.store.choose import open_store
 from atoll.supervisor.plans import Upkeep
 from atoll.supervisor.records import Records, SandboxRecord
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
+from tests import kept
 from tests.conftest import Box
 from tests.system.serving import RunningServer
 
@@ -46,12 +46,11 @@ def record(number: int) -> SandboxRecord:
 
 
 def put_on_record(state: Path, records: list[SandboxRecord]) -> None:
-    with closing(open_database(state)) as database:
-        kept = Records(database, has_unrecorded=False)
-        with database.transaction():
-            for one in records:
-                kept.begin(one)
-                kept.commit(one.id)
+    with closing(open_store(state)) as store:
+        records_there = Records(store)
+        for one in records:
+            kept.at_once(records_there.begin(one))
+            kept.at_once(records_there.commit(one.id))
 
 
 @pytest.fixture(scope="module")
@@ -122,17 +121,17 @@ async def many(workshop: Workshop, box: Box) -> AsyncIterator[Roster]:
     original = workshop.record(box.live.id)
     copies = [msgspec.structs.replace(original, id=SandboxId(f"copy-{number:04}")) for number in range(COPIES)]
     all_of_them = [*copies, *map(record, range(STOPPED))]
-    timeline = Timeline(workshop.database)
+    timeline = workshop.store.timeline
     try:
         for one in all_of_them:
-            workshop._records.begin(one)
-            workshop._records.commit(one.id)
+            await workshop._records.begin(one)
+            await workshop._records.commit(one.id)
         async with Roster(workshop, timeline) as roster:
             yield roster
     finally:
         for one in all_of_them:
-            workshop._records.forget(one.id)
-        timeline.retire_all_but(workshop.is_on_record)
+            await workshop._records.forget(one.id)
+        await timeline.retire_unrecorded()
         await workshop.adopt(box.live.id)  # the engine was told of each copy that it is let go of
 
 

@@ -19,7 +19,6 @@ from atoll.client.sandbox import get_async_sandbox, list_sandboxes_async
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.storage.directory import DirectoryStorage
-from atoll.store.timeline import Timeline
 from atoll.supervisor import lost
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.lost import LONGEST_STEP_SECONDS, Note, decode_note, first_note, looked_at
@@ -175,7 +174,7 @@ def test_time_counts_as_far_as_it_is_plausible() -> None:
 
 async def test_the_timeline_says_that_a_record_was_made_anew(tmp_path: Path, busybox_root: Path) -> None:
     state, runtime, one = tmp_path / "state", tmp_path / "run", SandboxId("one")
-    async with Workshop(state, runtime) as workshop, Roster(workshop, Timeline(workshop.database)) as roster:
+    async with Workshop(state, runtime) as workshop, Roster(workshop, workshop.store.timeline) as roster:
         workshop.images.add("busybox", busybox_root)
         await roster.actor(one).ensure(Plan(image="busybox"), Caller("me"))
         await roster.actor(one).sleep(Caller("me"), stop=True)
@@ -184,9 +183,11 @@ async def test_the_timeline_says_that_a_record_was_made_anew(tmp_path: Path, bus
         if forget_events:
             with kept.opened(state) as database:
                 database.execute("DELETE FROM events")
-        async with Workshop(state, runtime) as workshop, Roster(workshop, Timeline(workshop.database)) as roster:
+        async with Workshop(state, runtime) as workshop, Roster(workshop, workshop.store.timeline) as roster:
             assert workshop.inherited.restored == (one,)
-            (event,) = (event for event in roster.actor(one).events(0) if "made anew from its disk" in event.cause)
+            (event,) = (
+                event for event in await roster.actor(one).events(0) if "made anew from its disk" in event.cause
+            )
             assert (event.what, event.by) == (said, "atoll")
             if forget_events:
                 await roster.actor(one).destroy(Caller("me"))

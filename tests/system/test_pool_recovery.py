@@ -24,13 +24,13 @@ from atoll.storage.failures import is_given_up, is_read_only
 from atoll.storage.loop_devices import find_device
 from atoll.storage.mounting import MIN_POOL
 from atoll.storage.pool import PoolStorage
-from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import WHEN_RECOVERED, WHEN_REMOVED_LATE, Caller
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.info import describe
 from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
+from tests import kept
 from tests.system.failing_pool import FILLER, MIB, break_device, fill_below_holes, held_elsewhere, host_disk_of
 from tests.system.serving import RunningServer
 
@@ -55,7 +55,7 @@ async def workshop_on(host_disk: Path, busybox_root: Path) -> AsyncIterator[Work
 
 @pytest.fixture
 async def roster(workshop_on: Workshop, host_disk: Path) -> AsyncIterator[Roster]:
-    async with Roster(workshop_on, Timeline(workshop_on.database)) as roster:
+    async with Roster(workshop_on, workshop_on.store.timeline) as roster:
         yield roster
         for filler in host_disk.glob(FILLER):  # of a test that failed
             filler.unlink()
@@ -188,7 +188,7 @@ async def test_while_the_disk_below_is_full_nothing_is_ended_and_all_is_said(
     await recovered(workshop_on)
     assert await text(roster, "kept", "cat /kept; echo more >/more; sync /more") == "kept"
     assert caplog.text.count(obstacle) == 1
-    await eventually(lambda: roster.actor("unwanted").events(0)[-1].cause == WHEN_REMOVED_LATE)
+    await eventually(lambda: kept.at_once(roster.actor("unwanted").events(0))[-1].cause == WHEN_REMOVED_LATE)
     assert not workshop_on.is_on_record(SandboxId("unwanted"))
     assert await roster.actor("unwanted").ensure(SMALL, ME) is True
     await destroy(roster, "kept", "writer", "unwanted")

@@ -24,12 +24,12 @@ from atoll.storage.failures import is_read_only
 from atoll.storage.mounting import MIN_POOL
 from atoll.storage.pool import PoolStorage
 from atoll.store.sqlite.database import open_database
-from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
+from tests.kept import database_of
 from tests.native import linked
 from tests.system.failing_pool import fill, host_disk_of
 
@@ -233,7 +233,7 @@ async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(
     await workshop.create("room-one", image="busybox", limits={"disk": "100MiB"})
     ended = await workshop.create("room-two", image="busybox", limits={"disk": "100MiB"})
     await workshop.engine.stop(ended)
-    async with Roster(workshop, Timeline(workshop.database)) as roster:
+    async with Roster(workshop, workshop.store.timeline) as roster:
         subprocess.run(["mount", "-o", "remount,ro", disks], check=True)
         actor, caller = roster.actor("room-one"), Caller("me")
 
@@ -279,7 +279,7 @@ async def test_a_pool_that_was_read_only_when_the_nursery_began_is_written_to_af
 
 
 async def test_while_the_state_is_away_nothing_is_made_where_it_was(workshop_on: Workshop, host_disk: Path) -> None:
-    workshop, database = workshop_on, workshop_on.database.path
+    workshop, database = workshop_on, database_of(workshop_on).path
     ended = await workshop.create("room-one", image="busybox", limits={"disk": "100MiB"})
     await workshop.engine.stop(ended)
     away = database.rename(database.with_name("away"))

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,10 +19,11 @@ import pytest
 
 from atoll.storage.pool import PoolStorage
 from atoll.store.moments import boot_id
-from atoll.store.sqlite.database import NAME, open_database
+from atoll.store.sqlite.database import NAME
 from atoll.supervisor.reconcile import Decision, Ground, Restore, Undo, decide, look_at_disks
-from atoll.supervisor.records import Records, Row, Stage
+from atoll.supervisor.records import Row, Stage
 from atoll.supervisor.workshop import Workshop
+from tests import kept
 from tests.contract import maker
 
 SIZE = 3 * 2**30  # sparse
@@ -243,12 +244,12 @@ async def test_a_log_cut_at_any_frame_costs_no_sandbox(tmp_path: Path, busybox_r
         )
     frames = (len(log) - WAL_HEADER) // FRAME
     had = set()
-    for kept in range(frames + 1):
-        rows = rows_with(tmp_path / f"cut-{kept}", database, log[: WAL_HEADER + kept * FRAME])
+    for whole in range(frames + 1):
+        rows = rows_with(tmp_path / f"cut-{whole}", database, log[: WAL_HEADER + whole * FRAME])
         restored, others = restored_and_others(decide(rows, disks, ground))
         created = {row.id for row in rows if row.stage is Stage.CREATED}
-        assert (created | restored) - {other.id for other in others} == {*names}, kept
-        assert not [other for other in others if isinstance(other, Undo) and other.has_disk], kept
+        assert (created | restored) - {other.id for other in others} == {*names}, whole
+        assert not [other for other in others if isinstance(other, Undo) and other.has_disk], whole
         had.add(len(created))
     assert {0, *range(1, 6)} <= had, "the log was cut between any two of them"
     (state / NAME).write_bytes(database)
@@ -265,8 +266,7 @@ def rows_with(state: Path, database: bytes, log: bytes) -> list[Row]:
     state.mkdir()
     (state / NAME).write_bytes(database)
     (state / f"{NAME}-wal").write_bytes(log)
-    with closing(open_database(state)) as opened:
-        return Records(opened, has_unrecorded=False).rows()
+    return kept.rows(state)
 
 
 def restored_and_others(decisions: list[Decision]) -> tuple[set[str], list[Decision]]:

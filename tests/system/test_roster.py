@@ -17,7 +17,6 @@ import pytest
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.sandboxes import SandboxState, UpkeepChanges
-from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.info import describe
 from atoll.supervisor.plans import Plan, Upkeep
@@ -33,7 +32,7 @@ ME = Caller("me")
 
 async def test_an_actor_that_somebody_holds_is_the_only_one_of_its_id(workshop: Workshop) -> None:
     """Also before it is used: a request looks it up and uses it a moment later."""
-    roster = Roster(workshop, Timeline(workshop.database))
+    roster = Roster(workshop, workshop.store.timeline)
     held = roster.actor("held")
     work = roster.actor("later").ensure  # as a task that has not begun
     for number in range(2 * MANY_ACTORS):
@@ -43,7 +42,7 @@ async def test_an_actor_that_somebody_holds_is_the_only_one_of_its_id(workshop: 
 
 
 async def test_actors_that_nobody_holds_are_forgotten(workshop: Workshop) -> None:
-    roster = Roster(workshop, Timeline(workshop.database))
+    roster = Roster(workshop, workshop.store.timeline)
     asked_about = weakref.ref(roster.actor("asked-about"))
     for number in range(MANY_ACTORS):
         roster.actor(f"asked-about-{number}")
@@ -67,13 +66,13 @@ async def test_a_server_that_may_have_too_few_descriptors_for_what_runs_says_how
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 5, limits[1]))
         try:
             with pytest.raises(AtollError) as caught:
-                async with Roster(workshop, Timeline(workshop.database)):
+                async with Roster(workshop, workshop.store.timeline):
                     pass
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert caught.value.code is ErrorCode.TOO_MANY_OPEN_FILES
         assert "3 sandboxes run" in caught.value.message and "ulimit -n 65536" in caught.value.remedy
-        async with Roster(workshop, Timeline(workshop.database)) as roster:
+        async with Roster(workshop, workshop.store.timeline) as roster:
             assert [roster.actor(name).state for name in names] == [SandboxState.RUNNING] * 3
         for name in names:
             await workshop.remove(name)
@@ -84,18 +83,18 @@ async def many_asleep(workshop: Workshop, box: Box) -> AsyncIterator[Roster]:
     """Records that all name one sandbox, which is frozen: each is adopted as if it were itself."""
     original = workshop.record(box.live.id)
     copies = [msgspec.structs.replace(original, id=SandboxId(f"asleep-{number:04}")) for number in range(ASLEEP)]
-    timeline = Timeline(workshop.database)
+    timeline = workshop.store.timeline
     await workshop.engine.freeze(box.live)
     try:
         for copy in copies:
-            workshop._records.begin(copy)
-            workshop._records.commit(copy.id)
+            await workshop._records.begin(copy)
+            await workshop._records.commit(copy.id)
         async with Roster(workshop, timeline) as roster:
             yield roster
     finally:
         for copy in copies:
-            workshop._records.forget(copy.id)
-        timeline.retire_all_but(workshop.is_on_record)
+            await workshop._records.forget(copy.id)
+        await timeline.retire_unrecorded()
         await workshop.adopt(box.live.id)  # the engine was told of each copy that it is let go of
         await workshop.engine.thaw(box.live)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,9 @@ from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.handles import NativeHandle, ProcessIdentity
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.store.sqlite.database import NAME, Database, open_database
+from atoll.store.base import Store
+from atoll.store.sqlite.database import NAME, Database
+from atoll.store.sqlite.store import SqliteStore
 from atoll.supervisor.record_files import take_over_files
 from atoll.supervisor.records import Records, Row, Stage, decode_record
 from tests import kept
@@ -24,24 +27,25 @@ from tests.unit.test_reconcile import ONE, TWO, record
 
 # Takes over copies of a directory; each time killed one line later, until it came to its end.
 KILLED_AT_EVERY_LINE = """
-import itertools, os, shutil, signal, sys
+import asyncio, itertools, os, shutil, signal, sys
 from pathlib import Path
-from atoll.store.sqlite.database import open_database
+from atoll.store.choose import open_store
+from atoll.store.sqlite import sandboxes
 from atoll.supervisor import record_files
 
 def take_over(state, line):
     left = itertools.count(line, -1)
 
     def trace(frame, event, _):
-        if frame.f_code.co_filename != record_files.__file__:
+        if frame.f_code.co_filename not in (record_files.__file__, sandboxes.__file__):
             return None
         if event == "line" and next(left) == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
-    database = open_database(state)
+    store = open_store(state)
     sys.settrace(trace)
-    record_files.take_over_files(state, database)
+    asyncio.run(record_files.take_over_files(state, store))
 
 template, work = map(Path, sys.argv[1:])
 for line in itertools.count():
@@ -57,45 +61,56 @@ for line in itertools.count():
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with closing(open_database(tmp_path)) as database:
-        yield database
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with closing(SqliteStore(tmp_path)) as store:
+        yield store
 
 
-def test_records_go_from_stage_to_stage_and_are_there_for_the_next(database: Database, tmp_path: Path) -> None:
-    records = Records(database, has_unrecorded=False)
+@pytest.fixture
+def database(store: SqliteStore) -> Database:
+    return store.database
 
-    def check(*rows: Row) -> None:
-        assert records.rows() == Records(database, has_unrecorded=True).rows() == list(rows)
+
+async def loaded(store: Store, *, has_unrecorded: bool = False) -> Records:
+    records = Records(store)
+    await records.load(has_unrecorded=has_unrecorded)
+    return records
+
+
+async def test_records_go_from_stage_to_stage_and_are_there_for_the_next(store: SqliteStore, tmp_path: Path) -> None:
+    records = await loaded(store)
+
+    async def check(*rows: Row) -> None:
+        assert records.rows() == (await loaded(store, has_unrecorded=True)).rows() == list(rows)
         assert kept.stages(tmp_path) == {row.id: row.stage for row in rows}
 
-    check()
-    records.begin(record(ONE))
-    check(Row(id=ONE, stage=Stage.MAKING, record=record(ONE)))
+    await check()
+    await records.begin(record(ONE))
+    await check(Row(id=ONE, stage=Stage.MAKING, record=record(ONE)))
     assert not records.exists(ONE) and records.is_taken(ONE) and records.created() == []
     assert records.find(ONE) is records.find_to_remove(ONE) is None
-    records.commit(ONE)
-    check(Row(id=ONE, stage=Stage.CREATED, record=record(ONE)))
+    await records.commit(ONE)
+    await check(Row(id=ONE, stage=Stage.CREATED, record=record(ONE)))
     assert records.exists(ONE)
     changed = msgspec.structs.replace(record(ONE), env={"a": "b"})
-    records.replace(changed)
-    check(Row(id=ONE, stage=Stage.CREATED, record=changed))
+    await records.replace(changed)
+    await check(Row(id=ONE, stage=Stage.CREATED, record=changed))
     assert records.find(ONE) == records.find_to_remove(ONE) == changed
-    records.begin_removal(ONE)
-    records.begin_removal(ONE)
-    check(Row(id=ONE, stage=Stage.REMOVING, record=changed))
+    await records.begin_removal(ONE)
+    await records.begin_removal(ONE)
+    await check(Row(id=ONE, stage=Stage.REMOVING, record=changed))
     assert records.find(ONE) is None and records.find_to_remove(ONE) == changed
-    records.forget(ONE)
-    records.forget(ONE)
-    check()
+    await records.forget(ONE)
+    await records.forget(ONE)
+    await check()
 
 
-def test_a_change_that_was_not_written_is_not_believed(database: Database) -> None:
-    records = Records(database, has_unrecorded=False)
-    records.begin(record(ONE))
+async def test_a_change_that_was_not_written_is_not_believed(store: SqliteStore, database: Database) -> None:
+    records = await loaded(store)
+    await records.begin(record(ONE))
     database.execute("PRAGMA query_only=1")
     changed = msgspec.structs.replace(record(ONE), env={"a": "b"})
-    changes: list[Callable[[], None]] = [
+    changes: list[Callable[[], Coroutine[Any, Any, None]]] = [
         lambda: records.begin(record(TWO)),
         lambda: records.commit(ONE),
         lambda: records.replace(changed),
@@ -103,17 +118,17 @@ def test_a_change_that_was_not_written_is_not_believed(database: Database) -> No
     ]
     for change in changes:
         with pytest.raises(AtollError):
-            change()
+            await change()
         assert records.rows() == [Row(id=ONE, stage=Stage.MAKING, record=record(ONE))]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'"\xff', b"[" * 100_000, "text", 7, msgspec.json.encode(record(TWO))])
 @pytest.mark.parametrize("stage", ["created", "not a stage", b"\0"])
-def test_a_record_that_cannot_be_read_is_damaged(
-    database: Database, content: bytes | str | int, stage: bytes | str
+async def test_a_record_that_cannot_be_read_is_damaged(
+    store: SqliteStore, database: Database, content: bytes | str | int, stage: bytes | str
 ) -> None:
-    database.execute("INSERT INTO sandboxes VALUES ('one', ?, ?)", (stage, content))
-    records = Records(database, has_unrecorded=False)
+    database.execute("INSERT INTO sandboxes (id, stage, record) VALUES ('one', ?, ?)", (stage, content))
+    records = await loaded(store)
     (row,) = records.rows()
     assert (row.id, row.stage, row.record) == (ONE, Stage.CREATED, None)
     assert records.exists(ONE) and records.created() == []
@@ -122,19 +137,57 @@ def test_a_record_that_cannot_be_read_is_damaged(
     assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
 
 
-def test_a_row_without_a_sandboxs_name_is_nobodys_record(database: Database) -> None:
+@pytest.mark.parametrize("local", [b"", b"[]", b"{", b"\xff", 7, b'{"handle": 1}', b"[" * 100_000])
+async def test_a_record_whose_part_of_this_machine_cannot_be_read_is_damaged(
+    store: SqliteStore, database: Database, local: bytes | int
+) -> None:
+    await (await loaded(store)).begin(record(ONE))
+    database.execute("UPDATE sandboxes SET local = ?", (local,))
+    (row,) = (await loaded(store)).rows()
+    assert (row.id, row.stage, row.record) == (ONE, Stage.MAKING, None)
+    assert row.flaw.startswith("what is of this machine: ")
+
+
+async def test_what_is_of_this_machine_alone_is_kept_apart_from_what_a_cluster_shares(store: SqliteStore) -> None:
+    started = msgspec.structs.replace(record(ONE), handle="HANDLE", generation="GENERATION", boot_id="BOOT")
+    records = await loaded(store)
+    await records.begin(started)
+    (row,) = await store.sandboxes.all()
+    local = msgspec.json.decode(row.local or b"")
+    assert {"handle": "HANDLE", "generation": "GENERATION", "boot_id": "BOOT"}.items() <= local.items()
+    assert not local.keys() & msgspec.json.decode(row.shared).keys()
+    assert not any(value in row.shared for value in (b"HANDLE", b"GENERATION", b"BOOT"))
+    assert (await loaded(store)).rows() == records.rows()
+
+
+async def test_a_row_that_an_earlier_version_wrote_in_one_piece_is_read_and_then_kept_apart(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    started = msgspec.structs.replace(record(ONE), handle="HANDLE", generation="GENERATION", boot_id="BOOT")
+    kept.put(tmp_path, ONE, "created", msgspec.json.encode(started))
+    records = await loaded(store)
+    assert records.rows() == [Row(id=ONE, stage=Stage.CREATED, record=started)]
+    assert (await store.sandboxes.all())[0].local is None
+    again = msgspec.structs.replace(started, generation="NEXT")
+    await records.replace(again)
+    (row,) = await store.sandboxes.all()
+    assert b"HANDLE" not in row.shared
+    assert (await loaded(store)).rows() == [Row(id=ONE, stage=Stage.CREATED, record=again)]
+
+
+async def test_a_row_without_a_sandboxs_name_is_nobodys_record(store: SqliteStore, database: Database) -> None:
     for name in ("", "Not an id", b"bytes"):
-        database.execute("INSERT INTO sandboxes VALUES (?, 'created', '')", (name,))
-    assert Records(database, has_unrecorded=False).rows() == []
+        database.execute("INSERT INTO sandboxes (id, stage, record) VALUES (?, 'created', '')", (name,))
+    assert (await loaded(store)).rows() == []
 
 
-def test_disks_without_any_record_are_not_taken_for_leftovers(database: Database) -> None:
+async def test_disks_without_any_record_are_not_taken_for_leftovers(store: SqliteStore) -> None:
     for _ in range(2):
         with pytest.raises(AtollError) as caught:
-            Records(database, has_unrecorded=True)
+            await loaded(store, has_unrecorded=True)
         assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
-    Records(database, has_unrecorded=False)
-    assert Records(database, has_unrecorded=True).rows() == []
+    await loaded(store)
+    assert (await loaded(store, has_unrecorded=True)).rows() == []
 
 
 def write_files(state: Path) -> None:
@@ -159,9 +212,9 @@ TAKEN_OVER = {"one": "created", "two": "removing", "three": "making", "damaged":
 
 
 def take_over(state: Path) -> list[Row]:
-    with closing(open_database(state)) as database:
-        take_over_files(state, database)
-        return Records(database, has_unrecorded=True).rows()
+    with closing(SqliteStore(state)) as store:
+        kept.at_once(take_over_files(state, store))
+        return kept.at_once(loaded(store, has_unrecorded=True)).rows()
 
 
 def test_files_are_taken_over_as_they_are(tmp_path: Path) -> None:

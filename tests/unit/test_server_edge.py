@@ -23,7 +23,6 @@ from atoll.server.run import is_listened_on, listen_on_path, listening, make_ser
 from atoll.server.settings import Settings
 from atoll.store.keys import Keys
 from atoll.store.sqlite.store import SqliteStore
-from atoll.store.timeline import Timeline
 from atoll.supervisor.roster import Roster
 
 
@@ -152,7 +151,7 @@ async def test_the_connection_of_a_client_with_a_key_is_kept(keys: Keys) -> None
 def test_what_a_client_says_of_itself_in_a_proxys_headers_is_not_taken(
     store: SqliteStore, keys: Keys, tmp_path: Path
 ) -> None:
-    roster = Roster(None, Timeline(store.database))  # type: ignore[arg-type]
+    roster = Roster(None, store.timeline)  # type: ignore[arg-type]
     config = make_server(Settings(state=tmp_path, runtime=tmp_path), roster, keys).config
     config.load()
     assert isinstance(config.loaded_app, Gate)  # with nothing in front of it

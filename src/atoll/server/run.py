@@ -23,7 +23,6 @@ from atoll.server.app import make_app
 from atoll.server.connections import ClientConnection, ClientWebSocket
 from atoll.server.settings import Settings
 from atoll.store.keys import Keys
-from atoll.store.timeline import Timeline
 from atoll.supervisor.descriptors import FEWEST_OPEN_FILES, check_limit
 from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
@@ -65,7 +64,7 @@ async def _serve(settings: Settings) -> None:
         await workshop.close()
         raise occupied(settings.socket)
     raise_file_limit()
-    async with workshop, Roster(workshop, Timeline(workshop.database)) as roster:
+    async with workshop, Roster(workshop, workshop.store.timeline) as roster:
         log_inherited(workshop.inherited)
         server = make_server(settings, roster, Keys(workshop.store.keys))
         with listening(settings) as sockets:

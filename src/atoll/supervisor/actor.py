@@ -46,12 +46,13 @@ if TYPE_CHECKING:
     from atoll.protocol.calls import Answer, Call
     from atoll.protocol.ids import SandboxId
     from atoll.protocol.sandboxes import SandboxOptions
-    from atoll.store.timeline import Timeline
+    from atoll.store.base import Timeline
     from atoll.supervisor.deadlines import Deadlines
     from atoll.supervisor.workshop import Workshop
 
 WHEN_USED = "it was used"
 WHEN_UNSAID = "the server that made it was killed before it could say so"
+WHEN_CHANGED_UNSAID = "the server that did it was killed before it could say so"
 WHEN_RESTORED = "its record was lost or old, and was made anew from its disk"
 WHEN_RECOVERED = "the pool that its disk is in took nothing more, and had to be mounted anew"
 WHEN_REMOVED_LATE = "it was asked for while the pool took nothing more"
@@ -262,7 +263,7 @@ class SandboxActor:
         async with self.change():
             await self.workshop.take_back(lost, self.name, image)
             self._note_found(self.running.found())
-            self.history.begin(cause=f"the disk {lost}, which was set aside, was adopted", by=by.name)
+            await self.history.begin(cause=f"the disk {lost}, which was set aside, was adopted", by=by.name)
 
     async def adopt(self) -> None:
         """Take over what an earlier server left running; what ended since is stopped."""
@@ -271,12 +272,12 @@ class SandboxActor:
                 await self._adopt()
 
     async def _adopt(self) -> None:
-        if self.history.is_empty or self.history.has_ended:
+        if await self.history.is_empty() or await self.history.has_ended():
             is_restored = self.name in self.workshop.inherited.restored
-            self.history.begin(cause=WHEN_RESTORED if is_restored else WHEN_UNSAID, by=ATOLL)
+            await self.history.begin(cause=WHEN_RESTORED if is_restored else WHEN_UNSAID, by=ATOLL)
         elif self.name in self.workshop.inherited.restored:
-            self.history.note("restored", cause=WHEN_RESTORED, by=ATOLL)
-        self.history.recall()
+            await self.history.note("restored", cause=WHEN_RESTORED, by=ATOLL)
+        await self.history.recall()
         try:
             live = await self.workshop.adopt(self.name)
         except AtollError as problem:
@@ -285,7 +286,7 @@ class SandboxActor:
                 return
             change = self.history.last_change
             if change and change.what != "stopped":
-                self.history.note("stopped", cause="it ended while no server ran", by=KERNEL)
+                await self.history.note("stopped", cause="it ended while no server ran", by=KERNEL)
             self._note_found(self.running.found())
             return
         self.running.live = live
@@ -294,21 +295,21 @@ class SandboxActor:
         try:
             if is_frozen != self.history.says_frozen:
                 what = "frozen" if is_frozen else "thawed"
-                self.history.note(what, cause="the server that did it was killed before it could say so", by=ATOLL)
+                await self.history.note(what, cause=WHEN_CHANGED_UNSAID, by=ATOLL)
         finally:
             self._note_found(found, since_boot() - self.history.asleep_for())
 
     async def destroy(self, by: Caller) -> None:
         async with self.change():
             if not self.workshop.is_on_record(self.name):
-                if not self.history.is_empty:
-                    self.history.end(cause=ASKED_FOR, by=by.name)
+                if not await self.history.is_empty():
+                    await self.history.end(cause=ASKED_FOR, by=by.name)
                 return
             await self._end_life(Order(ASKED_FOR, by.name))
 
     async def _end_life(self, order: Order) -> None:
         await self._take_step(Event.BE_GONE, order)
-        self.history.end(cause=order.cause, by=order.by)
+        await self.history.end(cause=order.cause, by=order.by)
 
     async def close(self) -> None:
         """The server ends; the sandbox lives on."""
@@ -340,10 +341,10 @@ class SandboxActor:
             await self.have(Event.BE_ENDED, Order(WHEN_RECOVERED, ATOLL))
             return is_running
 
-    def note_removal(self) -> None:
+    async def note_removal(self) -> None:
         """One that was destroyed and could not be removed is gone now."""
-        if not self.history.is_empty and not self.workshop.is_on_record(self.name):
-            self.history.end(cause=WHEN_REMOVED_LATE, by=ATOLL)
+        if not await self.history.is_empty() and not self.workshop.is_on_record(self.name):
+            await self.history.end(cause=WHEN_REMOVED_LATE, by=ATOLL)
 
     # What is due.
 
@@ -421,9 +422,9 @@ class SandboxActor:
         self._life = self._life.treated(record.upkeep, since_boot() - age)
         self._plan_look(self._life.deadline)
 
-    def events(self, since: int) -> list[SandboxEvent]:
-        events = self.history.since(since)
-        if not events and self.history.is_empty:
+    async def events(self, since: int) -> list[SandboxEvent]:
+        events = await self.history.since(since)
+        if not events and await self.history.is_empty():
             self.record()
         return events
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from atoll.protocol.ids import SandboxId
-    from atoll.store.timeline import Entry, Timeline
+    from atoll.store.base import Timeline
+    from atoll.store.timeline import Entry
 
 UNREAD_EVENTS = 256
 _STATES = {"frozen": SandboxState.FROZEN, "stopped": SandboxState.STOPPED}  # after a change of it; else it runs
@@ -33,13 +34,11 @@ class History:
         self._followers: set[asyncio.Queue[SandboxEvent | None]] = set()
         self.last_change: Entry | None = None  # of its state
 
-    @property
-    def is_empty(self) -> bool:
-        return self._timeline.last(self._sandbox) is None
+    async def is_empty(self) -> bool:
+        return await self._timeline.last(self._sandbox) is None
 
-    @property
-    def has_ended(self) -> bool:
-        last = self._timeline.last(self._sandbox)
+    async def has_ended(self) -> bool:
+        last = await self._timeline.last(self._sandbox)
         return last is not None and last.what == DESTROYED
 
     @property
@@ -55,35 +54,35 @@ class History:
     def is_followed(self) -> bool:
         return bool(self._followers)
 
-    def recall(self) -> None:
+    async def recall(self) -> None:
         """Go on with what an earlier server noted."""
-        self.last_change = self._timeline.latest(self._sandbox, STATE_CHANGES)
+        self.last_change = await self._timeline.latest(self._sandbox, STATE_CHANGES)
 
-    def begin(self, *, cause: str, by: str) -> None:
+    async def begin(self, *, cause: str, by: str) -> None:
         """It was created. What is known of an earlier one of its id goes."""
-        self._tell(self._timeline.begin_anew(self._sandbox, "created", cause=cause, by=by))
+        self._tell(await self._timeline.begin_anew(self._sandbox, "created", cause=cause, by=by))
 
-    def note(self, what: str, *, cause: str, by: str) -> None:
-        self._tell(self._timeline.add(self._sandbox, what, cause=cause, by=by))
+    async def note(self, what: str, *, cause: str, by: str) -> None:
+        self._tell(await self._timeline.add(self._sandbox, what, cause=cause, by=by))
 
-    def note_if_possible(self, what: str, *, cause: str, by: str) -> None:
+    async def note_if_possible(self, what: str, *, cause: str, by: str) -> None:
         """Of what happened by itself: there is nobody to tell that it could not be noted, and it is no less true."""
         try:
-            self.note(what, cause=cause, by=by)
+            await self.note(what, cause=cause, by=by)
         except AtollError as problem:
             logger.error("%r of sandbox %s is missing from its timeline: %s", what, self._sandbox, problem)
 
-    def end(self, *, cause: str, by: str) -> None:
+    async def end(self, *, cause: str, by: str) -> None:
         """It was destroyed. If that cannot be noted, whoever follows still learns of it, and the next try notes it."""
         try:
-            if not self.has_ended:
-                self.note(DESTROYED, cause=cause, by=by)
-                self._timeline.retire(self._sandbox)
+            if not await self.has_ended():
+                await self.note(DESTROYED, cause=cause, by=by)
+                await self._timeline.retire(self._sandbox)
         finally:
             self._tell_followers(None)
 
-    def since(self, number: int) -> list[SandboxEvent]:
-        return [entry.told() for entry in self._timeline.since(self._sandbox, number)]
+    async def since(self, number: int) -> list[SandboxEvent]:
+        return [entry.told() for entry in await self._timeline.since(self._sandbox, number)]
 
     def asleep_for(self) -> float:
         """Seconds since it was frozen, also by an earlier server; none if that was not its last change."""
@@ -99,7 +98,7 @@ class History:
         queue: asyncio.Queue[SandboxEvent | None] = asyncio.Queue(UNREAD_EVENTS)
         self._followers.add(queue)
         try:
-            for event in self.since(since):
+            for event in await self.since(since):
                 since = event.number
                 yield event
                 if event.what == DESTROYED:

@@ -17,5 +17,5 @@ async def set_labels(actor: SandboxActor, labels: dict[str, str], by: Caller) ->
     check_labels(labels)
     async with actor.change():
         record = await actor.record_to_change(by)
-        actor.workshop.update(record, upkeep=replace(record.upkeep, labels=labels))
-        actor.history.note("labels_changed", cause=ASKED_FOR, by=by.name)
+        await actor.workshop.update(record, upkeep=replace(record.upkeep, labels=labels))
+        await actor.history.note("labels_changed", cause=ASKED_FOR, by=by.name)

@@ -179,7 +179,7 @@ async def reconcile(records: Records, storage: Storage, engine: Engine, ground: 
     for decision in decide(rows, disks, ground):
         try:
             if isinstance(decision, SetAside):
-                set_aside.append(_set_aside(decision, records, storage))
+                set_aside.append(await _set_aside(decision, records, storage))
             else:
                 await _perform(decision, records, storage, engine, ground)
             done.append(decision)
@@ -229,7 +229,7 @@ async def _perform(
         case Undo():
             await _undo(decision, records, storage, engine, ground)
         case Restore():
-            records.restore(decision.record)
+            await records.restore(decision.record)
         case Inscribe():
             storage.replace_record(decision.id, encode(decision.record, Mark.CREATED, ground.boot_id))
 
@@ -241,12 +241,12 @@ async def _undo(undo: Undo, records: Records, storage: Storage, engine: Engine, 
             await engine.stop(live)
     if undo.has_disk:
         storage.remove(undo.id)
-    records.forget(undo.id)
+    await records.forget(undo.id)
 
 
-def _set_aside(decision: SetAside, records: Records, storage: Storage) -> str:
+async def _set_aside(decision: SetAside, records: Records, storage: Storage) -> str:
     name = storage.set_aside(decision.id, first_note(decision.reason, datetime.now(UTC)))
-    records.forget(decision.id)
+    await records.forget(decision.id)
     return name
 
 

@@ -1,8 +1,8 @@
-"""Records as files, as earlier versions kept them: taken over into the table, once.
+"""Records as files, as earlier versions kept them: taken over into the store, once.
 
 Rules:
-1. The rows are committed, and whole on the disk, before the directory is touched. A kill until then leaves the files to
-   the next, and what it finds in the table already, it leaves as it is.
+1. The rows are in the store, and whole on the disk, before the directory is touched. A kill until then leaves the
+   files to the next, and what it finds in the store already, it leaves as it is.
 2. The directory is renamed before a file of it is removed: half of the records must never be taken for all of them,
    neither here nor by a version that knows no table.
 """
@@ -12,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.protocol.errors import cannot_write
-from atoll.protocol.ids import SandboxId, parse_sandbox_id
-from atoll.store.sqlite.database import Database
-from atoll.supervisor.records import Stage, check_table, decode_record, take_custody
+from atoll.protocol.ids import parse_sandbox_id
+from atoll.store.base import SandboxRow
+from atoll.supervisor.records import Stage, decode_record
+
+if TYPE_CHECKING:
+    from atoll.store.base import Store
 
 DIRECTORY, TAKEN_OVER = "records", "records.taken-over"
 # In this order: where an id has several, what is created counts. Its disk could be made only because whatever was there
@@ -25,12 +29,12 @@ ENDINGS = {".json": Stage.CREATED, ".removing": Stage.REMOVING, ".making": Stage
 HALF_WRITTEN = ".new"
 
 
-def take_over_files(state: Path, database: Database) -> None:
+async def take_over_files(state: Path, store: Store) -> None:
     """Take over the files. Nobody else may be using the state directory."""
     files, done = state / DIRECTORY, state / TAKEN_OVER
     try:
         if files.is_dir():
-            _copy(files, database)
+            await store.sandboxes.take_over(_read(files))
             files.rename(done)
         if done.is_dir():
             _remove(done)
@@ -38,16 +42,7 @@ def take_over_files(state: Path, database: Database) -> None:
         raise cannot_write(str(files), cause) from cause
 
 
-def _copy(files: Path, database: Database) -> None:
-    with database.transaction():
-        for sandbox, stage, content in _read(files):
-            database.execute("INSERT OR IGNORE INTO sandboxes VALUES (?, ?, ?)", (sandbox, stage.value, content))
-        take_custody(database)
-    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    check_table(database)
-
-
-def _read(files: Path) -> Iterator[tuple[SandboxId, Stage, bytes]]:
+def _read(files: Path) -> Iterator[SandboxRow]:
     """What is damaged comes as it is, and is listed as such later. What has no sandbox's name is nobody's record."""
     for ending, stage in ENDINGS.items():
         for path in files.glob(f"*{ending}"):
@@ -58,7 +53,7 @@ def _read(files: Path) -> Iterator[tuple[SandboxId, Stage, bytes]]:
                     decode_record(content, sandbox)  # half of one is of a creation that came no further, and is undone
             except ValueError:
                 continue
-            yield sandbox, stage, content
+            yield SandboxRow(id=sandbox, stage=stage, shared=content)
 
 
 def _remove(done: Path) -> None:

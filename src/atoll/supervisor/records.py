@@ -1,12 +1,12 @@
-"""Records of sandboxes: rows of a table, whose stage says how far each one is.
+"""Records of sandboxes: rows of a store, whose stage says how far each one is.
 
     making      made, but its creation was not reported: whoever finds it undoes it
     created     reported as created: nothing but a request removes it, or its disk
     removing    asked to be removed: whoever finds it finishes that
 
-A transaction takes a row from one stage to the next, so that a kill at any moment leaves one or the other. Nothing
-waits for the disk: a power failure may take the last half minute of the rows. The disks carry their records as well
-(`disk_records.py`), so that a row which is lost while its disk is not is made anew.
+One verb of the store takes a row from one stage to the next, so that a kill at any moment leaves one or the other.
+Nothing waits for the disk: a power failure may take the last half minute of the rows. The disks carry their records as
+well (`disk_records.py`), so that a row which is lost while its disk is not is made anew.
 
 Whoever opens the records holds the state directory, and is the only one to write them. So they are read once, and then
 known: asking costs no query.
@@ -15,10 +15,9 @@ known: asking costs no query.
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,20 +25,20 @@ from atoll.engine.base import LiveSandbox
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
+from atoll.store.base import SandboxRow
 from atoll.store.moments import UNKNOWN_BOOT, Moment
-from atoll.store.sqlite.database import Database, unusable
 from atoll.supervisor.earlier_records import in_todays_words
 from atoll.supervisor.plans import Upkeep
 
+if TYPE_CHECKING:
+    from atoll.store.base import Store
 
-class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a sandbox. `image_state` says on which contents of the image it was made.
 
-    `engine`, `handle` and `generation` are of its latest start, the last two as that engine gave them, and empty before
-    the first; `boot_id` is of this machine's boot in which that was. A variable in `env` that is None was taken away:
-    it hides one that every sandbox has. `revision` counts the changes: of two records of a sandbox, which `created_at`
-    tells from others of its id, the higher one is the later. `made_since_boot` and `made_in_boot` say when it was
-    made by a clock that nobody sets.
+class SharedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox is, on whichever machine. `image_state` says on which contents of the image it was made.
+
+    A variable in `env` that is None was taken away: it hides one that every sandbox has. `revision` counts the changes:
+    of two records of a sandbox, which `created_at` tells from others of its id, the higher one is the later.
     """
 
     id: SandboxId
@@ -47,15 +46,36 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     image_state: str
     limits: Limits
     created_at: datetime
+    env: dict[str, str | None] = {}
+    upkeep: Upkeep = Upkeep()
+    revision: int = 0
+
+
+class LocalRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is of the machine alone that has the disk of a sandbox.
+
+    `engine`, `handle` and `generation` are of its latest start, the last two as that engine gave them, and empty before
+    the first; `boot_id` is of this machine's boot in which that was. `made_since_boot` and `made_in_boot` say when it
+    was made by a clock that nobody sets.
+    """
+
     made_since_boot: float = 0.0
     made_in_boot: str = UNKNOWN_BOOT
     engine: str = ""
     handle: str = ""
     generation: str = ""
     boot_id: str = ""
-    env: dict[str, str | None] = {}
-    upkeep: Upkeep = Upkeep()
-    revision: int = 0
+
+
+class SandboxRecord(SharedRecord, frozen=True, kw_only=True):
+    """All that is kept of a sandbox where its disk is: both of these in one, as the disk carries it too."""
+
+    made_since_boot: float = 0.0
+    made_in_boot: str = UNKNOWN_BOOT
+    engine: str = ""
+    handle: str = ""
+    generation: str = ""
+    boot_id: str = ""
 
     @property
     def identity(self) -> str:
@@ -102,54 +122,56 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Records:
-    """The records of one state directory. `has_unrecorded` says whether there are disks that carry no record: without
-    a single row beside them they are not taken for leftovers.
-    """
+    """The records of one state directory: none until they are loaded."""
 
-    def __init__(self, database: Database, *, has_unrecorded: bool) -> None:
-        self._database = database
-        check_table(database)
-        if has_unrecorded and not database.rows("SELECT * FROM custody"):
-            raise _lost(database.path)
-        take_custody(database)
-        found = (_read_row(*values) for values in database.rows("SELECT id, stage, record FROM sandboxes"))
-        self._rows = {row.id: row for row in found if row}
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rows: dict[SandboxId, Row] = {}
 
-    def begin(self, record: SandboxRecord) -> None:
+    async def load(self, *, has_unrecorded: bool) -> None:
+        """Read what is kept. `has_unrecorded` says whether there are disks that carry no record: where nobody took
+        custody of them, they are not taken for leftovers.
+        """
+        found = await self._store.sandboxes.all()
+        if has_unrecorded and not await self._store.custody.is_taken():
+            raise _lost(self._store.place)
+        await self._store.custody.take()
+        self._rows = {row.id: row for row in map(read_row, found) if row}
+
+    async def begin(self, record: SandboxRecord) -> None:
         """Put a sandbox on record whose creation is not reported yet."""
-        self._database.execute("INSERT INTO sandboxes VALUES (?, 'making', ?)", (record.id, _encode(record)))
+        await self._store.sandboxes.add(to_row(record, Stage.MAKING))
         self._rows[record.id] = Row(id=record.id, stage=Stage.MAKING, record=record)
 
-    def commit(self, sandbox: SandboxId) -> None:
+    async def commit(self, sandbox: SandboxId) -> None:
         """From here on it was created."""
-        self._database.execute("UPDATE sandboxes SET stage = 'created' WHERE id = ?", (sandbox,))
+        await self._store.sandboxes.move(sandbox, Stage.CREATED)
         self._move(sandbox, Stage.CREATED)
 
-    def replace(self, record: SandboxRecord) -> None:
+    async def replace(self, record: SandboxRecord) -> None:
         """What is kept of a sandbox that was created, anew."""
-        self._database.execute("UPDATE sandboxes SET record = ? WHERE id = ?", (_encode(record), record.id))
-        self._rows[record.id] = msgspec.structs.replace(self._rows[record.id], record=record)
+        row = self._rows[record.id]
+        await self._store.sandboxes.replace(to_row(record, row.stage))
+        self._rows[record.id] = msgspec.structs.replace(row, record=record)
 
-    def restore(self, record: SandboxRecord) -> None:
+    async def restore(self, record: SandboxRecord) -> None:
         """What the disk of a sandbox carries takes the place of a row that is lost, older or damaged."""
-        self._database.execute(
-            "INSERT OR REPLACE INTO sandboxes VALUES (?, 'created', ?)", (record.id, _encode(record))
-        )
+        await self._store.sandboxes.put(to_row(record, Stage.CREATED))
         self._rows[record.id] = Row(id=record.id, stage=Stage.CREATED, record=record)
 
-    def begin_removal(self, sandbox: SandboxId) -> None:
+    async def begin_removal(self, sandbox: SandboxId) -> None:
         """From here on it is to be removed, by whoever comes next if not by us."""
         if sandbox not in self._rows:
             return
         # A full disk may refuse even this; then nobody finishes for us, which is no reason not to remove and free some.
         with suppress(AtollError):
-            self._database.execute("UPDATE sandboxes SET stage = 'removing' WHERE id = ?", (sandbox,))
+            await self._store.sandboxes.move(sandbox, Stage.REMOVING)
         self._move(sandbox, Stage.REMOVING)
 
-    def forget(self, sandbox: SandboxId) -> None:
+    async def forget(self, sandbox: SandboxId) -> None:
         if sandbox in self._rows:
-            self._database.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox,))
-            del self._rows[sandbox]
+            await self._store.sandboxes.remove(sandbox)
+            self._rows.pop(sandbox, None)
 
     def exists(self, sandbox: SandboxId) -> bool:
         """Whether it was created, and not removed."""
@@ -181,24 +203,18 @@ class Records:
         if row is None or row.stage not in stages:
             return None
         if row.record is None:
-            raise _damaged(row, self._database.path)
+            raise _damaged(row, self._store)
         return row.record
 
     def _move(self, sandbox: SandboxId, stage: Stage) -> None:
-        self._rows[sandbox] = msgspec.structs.replace(self._rows[sandbox], stage=stage)
+        if row := self._rows.get(sandbox):
+            self._rows[sandbox] = msgspec.structs.replace(row, stage=stage)
 
 
-def take_custody(database: Database) -> None:
-    """From here on a disk that carries no record, and has none in this database, is one that nobody reported."""
-    values = (datetime.now(UTC).isoformat(),)
-    database.execute("INSERT INTO custody SELECT ? WHERE NOT EXISTS (SELECT * FROM custody)", values)
-
-
-def check_table(database: Database) -> None:
-    """A damaged table may seem to lack rows, and a disk without one is no sandbox's: so every page is looked at."""
-    said = [str(line) for (line,) in database.rows("PRAGMA quick_check(sandboxes)")]
-    if said != ["ok"]:
-        raise unusable(database.path, ValueError("; ".join(said)[:200]))
+def to_row(record: SandboxRecord, stage: Stage) -> SandboxRow:
+    shared = {name: getattr(record, name) for name in SharedRecord.__struct_fields__}
+    local = {name: getattr(record, name) for name in LocalRecord.__struct_fields__}
+    return SandboxRow(id=record.id, stage=stage, shared=_encode(shared), local=_encode(local))
 
 
 def read_record(content: bytes | str | msgspec.Raw) -> SandboxRecord:
@@ -218,36 +234,48 @@ def decode_record(content: bytes | str, sandbox: SandboxId) -> SandboxRecord:
     return record
 
 
-def _read_row(name: str, stage: str, content: bytes | str) -> Row | None:
+def read_row(kept: SandboxRow) -> Row | None:
     """None for what has no sandbox's name: it is nobody's record."""
     try:
-        sandbox = parse_sandbox_id(name)
+        sandbox = parse_sandbox_id(kept.id)
     except ValueError:
         return None
     try:
-        return Row(id=sandbox, stage=Stage(stage), record=decode_record(content, sandbox))
+        return Row(id=sandbox, stage=Stage(kept.stage), record=_read_both(kept, sandbox))
     except ValueError as cause:
         # A stage that nobody knows asks for nothing to be removed.
-        known = Stage(stage) if stage in list(Stage) else Stage.CREATED
+        known = Stage(kept.stage) if kept.stage in list(Stage) else Stage.CREATED
         return Row(id=sandbox, stage=known, record=None, flaw=str(cause))
 
 
-def _damaged(row: Row, path: Path) -> AtollError:
+def _read_both(kept: SandboxRow, sandbox: SandboxId) -> SandboxRecord:
+    """Where there is nothing of this machine's, it is in the record itself, as earlier versions wrote it."""
+    record = decode_record(kept.shared, sandbox)
+    if kept.local is None:
+        return record
+    try:
+        local = msgspec.json.decode(kept.local, type=LocalRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as cause:
+        raise ValueError(f"what is of this machine: {cause}") from cause
+    return msgspec.structs.replace(record, **msgspec.structs.asdict(local))
+
+
+def _damaged(row: Row, store: Store) -> AtollError:
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
-        f"the record of sandbox {row.id!r} in {path} is damaged: {row.flaw}",
+        f"the record of sandbox {row.id!r} in {store.place} is damaged: {row.flaw}",
         remedy="Its disk is kept for as long as the record is there. Take from it what you need, stop the server, then "
-        f"""remove the record: sqlite3 {path} "DELETE FROM sandboxes WHERE id = '{row.id}'".""",
-        path=str(path),
+        f"remove the record: {store.how_to_remove(row.id)}.",
+        path=store.place,
         sandbox=row.id,
     )
 
 
-def _lost(path: Path) -> AtollError:
+def _lost(place: str) -> AtollError:
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
-        f"there are disks of sandboxes that carry no record, and no records of them in {path}",
+        f"there are disks of sandboxes that carry no record, and no records of them in {place}",
         remedy="Put the database back; or, to begin without those sandboxes, move their disks away: the file "
         "pool.btrfs, or what is in the directory disks where there is none.",
-        path=str(path),
+        path=place,
     )

@@ -83,7 +83,7 @@ class Recovery:
         found = self._workshop.inherited
         logger.warning("the disks take what is written again")
         for name in found.removed:
-            self._roster.actor(name).note_removal()
+            await self._roster.actor(name).note_removal()
         for name in found.restored:
             await self._roster.actor(name).adopt()
 

@@ -21,7 +21,7 @@ from atoll.supervisor.info import describe, describe_with_use
 from atoll.supervisor.recovery import Recovery
 
 if TYPE_CHECKING:
-    from atoll.store.timeline import Timeline
+    from atoll.store.base import Timeline
     from atoll.supervisor.workshop import Workshop
 
 MANY_ACTORS = 64
@@ -49,7 +49,7 @@ class Roster:
         check_room_for(len(self._workshop.inherited.running))
         for record in self._workshop.records():
             await self.actor(record.id).adopt()
-        self._timeline.retire_all_but(self._workshop.is_on_record)
+        await self._timeline.retire_unrecorded()
         self._begin(self._keep_deadlines(), "keep the deadlines of sandboxes")
         self._begin(Recovery(self._workshop, self).watch(), "recover disks that take nothing more")
         return self

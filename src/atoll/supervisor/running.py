@@ -102,25 +102,25 @@ class Running:
         if order.plan is None:
             raise not_found(self._name)
         self.live = await self._workshop.make(self._name, order.plan)
-        self._history.begin(cause="its id was used for the first time", by=order.by)
+        await self._history.begin(cause="its id was used for the first time", by=order.by)
         return Event.RUNS
 
     async def _start(self, order: Order) -> Event:
         check_room()
         self.live = await self._workshop.start(self._name)
-        self._history.note("started", cause=order.cause, by=order.by)
+        await self._history.note("started", cause=order.cause, by=order.by)
         return Event.RUNS
 
     async def _freeze(self, live: LiveSandbox, order: Order) -> Event:
         require(self._workshop.engine, Capability.FREEZE)
         # To the end: the thread that does it goes on without whoever waits for it.
         await to_the_end(self._workshop.engine.freeze(live))
-        self._history.note("frozen", cause=order.cause, by=order.by)
+        await self._history.note("frozen", cause=order.cause, by=order.by)
         return Event.STANDS_STILL
 
     async def _thaw(self, live: LiveSandbox, order: Order) -> Event:
         await self._workshop.engine.thaw(live)
-        self._history.note_if_possible("thawed", cause=order.cause, by=order.by)
+        await self._history.note_if_possible("thawed", cause=order.cause, by=order.by)
         return Event.RUNS
 
     async def _stop(self, live: LiveSandbox, order: Order) -> Event:
@@ -131,7 +131,7 @@ class Running:
             self.link.ending = WHEN_STOPPED
         await self._workshop.stop(live)
         self._note_end_of_link()
-        self._history.note("stopped", cause=order.cause, by=order.by)
+        await self._history.note("stopped", cause=order.cause, by=order.by)
         return await self.let_go()
 
     async def _end(self, live: LiveSandbox, order: Order) -> Event:
@@ -140,7 +140,7 @@ class Running:
             self.link.ending = WHEN_DISK_FAILED
         await self._workshop.stop(live)
         self._note_end_of_link()
-        self._history.note_if_possible("stopped", cause=order.cause, by=order.by)
+        await self._history.note_if_possible("stopped", cause=order.cause, by=order.by)
         return await self.let_go()
 
     async def _destroy(self, live: LiveSandbox, _: Order) -> Event:
@@ -159,7 +159,7 @@ class Running:
 
     async def end_by_itself(self) -> None:
         """It has ended, and nobody asked for it."""
-        self._history.note_if_possible("stopped", cause="its first process was killed", by=KERNEL)
+        await self._history.note_if_possible("stopped", cause="its first process was killed", by=KERNEL)
         self._note_end_of_link()
         await self.let_go()
 
@@ -215,7 +215,7 @@ class Running:
             async for event in self._workshop.engine.events(live):
                 if event.kind in KILLS:
                     cause, by = KILLS[event.kind]
-                    self._history.note_if_possible("oom_killed", cause=cause, by=by)
+                    await self._history.note_if_possible("oom_killed", cause=cause, by=by)
         except OSError as cause:
             logger.warning("sandbox %s cannot be watched, so this is tried again: %s", self._name, cause)
             await asyncio.sleep(WATCH_PAUSE_SECONDS)

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 async def create_session(actor: SandboxActor, call: CreateSession, by: Caller) -> SessionInfo:
     created = await actor.ask(by, call)
-    _note(actor, "session_created", call.session_id, by)
+    await _note(actor, "session_created", call.session_id, by)
     return created
 
 
 async def delete_session(actor: SandboxActor, session_id: str, by: Caller) -> None:
     await actor.ask(by, DeleteSession(session_id=session_id))
-    _note(actor, "session_deleted", session_id, by)
+    await _note(actor, "session_deleted", session_id, by)
 
 
-def _note(actor: SandboxActor, what: str, session_id: str, by: Caller) -> None:
+async def _note(actor: SandboxActor, what: str, session_id: str, by: Caller) -> None:
     if actor.workshop.exists(actor.name):  # its end is the last that is noted
-        actor.history.note(what, cause=f"{session_id!r} was asked for", by=by.name)
+        await actor.history.note(what, cause=f"{session_id!r} was asked for", by=by.name)

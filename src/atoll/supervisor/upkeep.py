@@ -20,10 +20,10 @@ async def set_upkeep(actor: SandboxActor, changes: UpkeepChanges, by: Caller) ->
     async with actor.change():
         record = await actor.record_to_change(by)
         upkeep = replace(record.upkeep, **checked)
-        actor.workshop.update(record, upkeep=upkeep)
+        await actor.workshop.update(record, upkeep=upkeep)
         actor.treat(actor.record())
         asked = " and ".join(f"{name}={_in_words(value)}" for name, value in checked.items())
-        actor.history.note("upkeep_changed", cause=f"{asked or 'nothing'} was asked for", by=by.name)
+        await actor.history.note("upkeep_changed", cause=f"{asked or 'nothing'} was asked for", by=by.name)
 
 
 def _checked(changes: UpkeepChanges) -> dict[str, Any]:

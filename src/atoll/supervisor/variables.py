@@ -28,8 +28,8 @@ async def set_variables(actor: SandboxActor, changes: dict[str, str | None], by:
             await tell(actor.running.opened_link(), changes)
         defaults = actor.workshop.default_env(record)
         kept = {name: value for name, value in merged.items() if value is not None or name in defaults}
-        actor.workshop.update(record, env=kept)
-        actor.history.note("env_changed", cause=ASKED_FOR, by=by.name)
+        await actor.workshop.update(record, env=kept)
+        await actor.history.note("env_changed", cause=ASKED_FOR, by=by.name)
 
 
 async def tell(link: AgentLink, changes: dict[str, str | None]) -> None:

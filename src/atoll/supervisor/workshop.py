@@ -30,10 +30,9 @@ from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import DEFAULT_IMAGE, LostSandbox, SandboxOptions
 from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
+from atoll.store.choose import open_store
 from atoll.store.moments import boot_id, now
-from atoll.store.sqlite.database import keep_log_short
-from atoll.store.sqlite.store import SqliteStore
-from atoll.store.timeline import Timeline
+from atoll.store.timeline import destroyed_at
 from atoll.supervisor import lost
 from atoll.supervisor.disk_records import Mark, encode
 from atoll.supervisor.gate import Gate
@@ -104,11 +103,9 @@ class Workshop:
             self.images = images or ImageCatalog(state / "images")
             self.storage: Storage = storage or STORAGES[kind.disks](state, overcommit=disk_overcommit)
             undo.callback(self.storage.close)
-            self.store = SqliteStore(state)
+            self.store = open_store(state)
             undo.callback(self.store.close)
-            self.database = self.store.database
-            take_over_files(state, self.database)
-            self._records = Records(self.database, has_unrecorded=has_unrecorded(self.storage))
+            self._records = Records(self.store)
             settings = EngineSettings(state=state, runtime=runtime, keep_host_settings=keep_file_max)
             self.engine: Engine = engine or kind.open(settings)
             undo.pop_all()
@@ -121,11 +118,13 @@ class Workshop:
     async def __aenter__(self) -> Workshop:
         """Set right what an earlier workshop left here; `inherited` then says what that was."""
         try:
+            await take_over_files(self._state, self.store)
+            await self._records.load(has_unrecorded=has_unrecorded(self.storage))
             if not self.storage.problem():  # else that comes with the recovery
                 await self._set_right()
                 self._forget_images()
             self._keepers = [
-                asyncio.create_task(keep_log_short(self.database), name="keep the log short"),
+                asyncio.create_task(self.store.keep(), name="keep the store"),
                 asyncio.create_task(self._remove_expired(), name="remove lost disks after a long time"),
             ]
         except BaseException:
@@ -156,7 +155,7 @@ class Workshop:
             yield
 
     async def _set_right(self) -> None:
-        self.inherited = await reconcile(self._records, self.storage, self.engine, self._ground())
+        self.inherited = await reconcile(self._records, self.storage, self.engine, await self._ground())
         tell(self.inherited)
         lost.tell_names(self.storage, self._state)
 
@@ -186,10 +185,12 @@ class Workshop:
             if running := await self.engine.adopt(left):
                 await self.stop(running)
 
-    def _ground(self) -> Ground:
+    async def _ground(self) -> Ground:
+        unrecorded = [name for name in self.storage.names() if not self._records.is_taken(SandboxId(name))]
+        ends = {name: await destroyed_at(self.store.timeline, SandboxId(name)) for name in unrecorded}
         return Ground(
             boot_id=boot_id(),
-            destroyed_at=Timeline(self.database).destroyed_at,
+            destroyed_at=ends.get,
             was_removed=lambda record: self.storage.epitaphs.has(record.identity),
         )
 
@@ -230,7 +231,7 @@ class Workshop:
 
     async def make(self, name: SandboxId, plan: Plan) -> LiveSandbox:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
-        self.database.check_in_place()
+        await self.store.check()
         limits = plan.limits_where(self.storage.largest_disk)
         with self._using_disks():  # said first: an id may be taken by a removal that waits for the same
             if self._records.is_taken(name):
@@ -271,13 +272,13 @@ class Workshop:
                 await self.stop(sandbox)
                 raise
         except BaseException:
-            self._forget(name)
+            await self._forget(name)
             raise
         return sandbox
 
     async def start(self, sandbox_id: SandboxId) -> LiveSandbox:
         """Start one that has ended, on its own disk and on the image it was made on."""
-        self.database.check_in_place()
+        await self.store.check()
         with self._using_disks():
             return await self._start(self.record(sandbox_id))
 
@@ -297,7 +298,7 @@ class Workshop:
         sandbox = await self._launch(spec)
         try:
             # If we are killed before it is told to live on, it ends with us: then this record is of one that has ended.
-            self._replace(started(record, sandbox))
+            await self._replace(started(record, sandbox))
             await self.engine.keep(sandbox)
         except BaseException:
             await self.stop(sandbox)
@@ -359,7 +360,7 @@ class Workshop:
     async def destroy(self, sandbox: LiveSandbox) -> None:
         """End it and remove everything of it. Twice is fine, also when its id has a new owner in the meantime."""
         if self._owner(sandbox.id) == sandbox.generation:
-            self._records.begin_removal(sandbox.id)
+            await self._records.begin_removal(sandbox.id)
         await self.stop(sandbox)
         async with self._removing:
             if self._owner(sandbox.id) != sandbox.generation:  # others may have been quicker, and made a new one
@@ -368,7 +369,7 @@ class Workshop:
                 if record := self._records.find_to_remove(sandbox.id):
                     self.storage.epitaphs.add(record.identity)
                 await self._remove_disk(sandbox.id)
-                self._records.forget(sandbox.id)
+                await self._records.forget(sandbox.id)
 
     def record(self, sandbox_id: SandboxId) -> SandboxRecord:
         record = self._records.find(sandbox_id)
@@ -394,8 +395,8 @@ class Workshop:
     def find(self, sandbox_id: SandboxId) -> SandboxRecord | None:
         return self._records.find(sandbox_id)
 
-    def update(self, record: SandboxRecord, **changes: Any) -> None:
-        self._replace(msgspec.structs.replace(record, **changes))
+    async def update(self, record: SandboxRecord, **changes: Any) -> None:
+        await self._replace(msgspec.structs.replace(record, **changes))
 
     def lost(self) -> list[LostSandbox]:
         """Disks that were set aside, and may be had again."""
@@ -422,7 +423,7 @@ class Workshop:
         # It begins anew: whatever is known of one that was destroyed is not its.
         record = msgspec.structs.replace(record, id=sandbox_id, engine="", handle="", generation="").made_at(now())
         self.storage.take_back(name, sandbox_id, encode(record, Mark.CREATED, boot_id()))
-        self._records.restore(record)
+        await self._records.restore(record)
         lost.tell_names(self.storage, self._state)
         return record
 
@@ -443,9 +444,9 @@ class Workshop:
             await to_the_end(asyncio.to_thread(self.storage.remove_lost, name))
             lost.tell_names(self.storage, self._state)
 
-    def _replace(self, record: SandboxRecord) -> None:
+    async def _replace(self, record: SandboxRecord) -> None:
         record = msgspec.structs.replace(record, revision=record.revision + 1)
-        self._records.replace(record)
+        await self._records.replace(record)
         try:
             self.storage.replace_record(record.id, encode(record, Mark.CREATED, boot_id()))
         except (AtollError, OSError) as problem:  # it may be full; the row counts, and the next to open tries again
@@ -472,20 +473,20 @@ class Workshop:
     async def _put_on_record(self, sandbox: LiveSandbox, record: SandboxRecord) -> None:
         """A kill before the disk says `created` undoes the creation, one after it changes nothing.
 
-        Two transactions, since between them the sandbox is told to live on. One before that would, if we are killed in
+        Two verbs, since between them the sandbox is told to live on. One before that would, if we are killed in
         between, leave one reported as created that ends with us; one after it, one that lives and that nobody knows.
         """
-        self._records.begin(record)
+        await self._records.begin(record)
         await self.engine.keep(sandbox)
         self.storage.replace_record(record.id, encode(record, Mark.CREATED, boot_id()))
         if not self.storage.is_covered(record.id):  # rare: it was committed since it was made
             await asyncio.to_thread(self.storage.cover, record.id)
-        self._records.commit(sandbox.id)
+        await self._records.commit(sandbox.id)
 
-    def _forget(self, sandbox_id: SandboxId) -> None:
-        self._records.begin_removal(sandbox_id)
+    async def _forget(self, sandbox_id: SandboxId) -> None:
+        await self._records.begin_removal(sandbox_id)
         self.storage.remove(sandbox_id)
-        self._records.forget(sandbox_id)
+        await self._records.forget(sandbox_id)
 
     async def _remove_disk(self, sandbox_id: SandboxId) -> None:
         if self.storage.removes_at_once:

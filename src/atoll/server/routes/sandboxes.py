@@ -153,9 +153,9 @@ async def list_events(request: Request, query: EventsQuery) -> Response:
     actor = actor_of(request)
     since = last_event(request, query.since)
     if wants(request, EVENT_STREAM):
-        actor.events(since)  # fails now, if it must
+        await actor.events(since)  # fails now, if it must
         return StreamingResponse(_as_stream(actor.follow(since)), media_type=EVENT_STREAM)
-    return json_response(EventList(events=actor.events(since)))
+    return json_response(EventList(events=await actor.events(since)))
 
 
 async def _as_stream(events: AsyncGenerator[SandboxEvent, None]) -> AsyncIterator[bytes]:

@@ -68,6 +68,10 @@ MIGRATIONS = (
         last INTEGER NOT NULL
     ) WITHOUT ROWID;
     """,
+    # What of a sandbox is of this machine alone. Records that earlier versions wrote have it in them.
+    """
+    ALTER TABLE sandboxes ADD COLUMN local BLOB;
+    """,
 )
 
 logger = logging.getLogger("atoll.store")
