@@ -13,7 +13,6 @@ from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.frames import Frame, FrameKind
 from atoll.protocol.processes import StartProcess, WaitForExit
 from atoll.protocol.terminals import CloseTerminal, CreateTerminal, WaitTerminal
-from atoll.store.timeline import Timeline
 from atoll.supervisor.actor import Caller
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
@@ -109,7 +108,7 @@ async def test_one_that_its_command_left_behind_is_told_to_the_next_and_ends_wit
     workshop: Workshop,
 ) -> None:
     """A job in the background outlives its command, whatever it is, and nobody inside has room to end this one."""
-    async with Roster(workshop, Timeline(workshop.database)) as roster:
+    async with Roster(workshop, workshop.store.timeline) as roster:
         actor = roster.actor("bombed")
         await actor.do(ME, lambda link: link.run(Exec(argv=["sh", "-c", f"echo kept >f; python3 -c '{FORKS}' &"])))
         with pytest.raises(AtollError) as caught:

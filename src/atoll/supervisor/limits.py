@@ -31,7 +31,9 @@ async def set_limits(actor: SandboxActor, changes: LimitChanges, by: Caller) -> 
             require(actor.workshop.engine, Capability.SET_LIMITS)
         await actor.have(Event.BE_THAWED, Order("its limits are set", by.name))
         await actor.workshop.set_limits(record, limits, actor.running.live)
-        actor.history.note("limits_changed", cause=f"{_in_words(record.limits, limits)} was asked for", by=by.name)
+        await actor.history.note(
+            "limits_changed", cause=f"{_in_words(record.limits, limits)} was asked for", by=by.name
+        )
         if actor.running.live:
             told = told_inside(limits).items() - told_inside(record.limits).items()
             with suppress(AtollError):  # it is done; an agent that does not hear of it has them with its next start

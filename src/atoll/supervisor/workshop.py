@@ -312,7 +312,7 @@ class Workshop:
             try:
                 if live:
                     await to_the_end(self.engine.set_limits(live, limits))
-                self.update(record, limits=limits)
+                await self.update(record, limits=limits)
             except BaseException:
                 with suppress(AtollError, OSError):
                     self.storage.resize(record.id, record.limits.disk)
