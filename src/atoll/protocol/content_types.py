@@ -65,6 +65,8 @@ def is_text(data: bytes, *, is_whole: bool = True) -> bool:
     """Whether this is UTF-8 without a NUL. If it is not the whole, its last character may be cut."""
     if b"\0" in data:
         return False
+    if data.isascii():  # which makes no text of it
+        return True
     try:
         codecs.getincrementaldecoder("utf-8")().decode(data, final=is_whole)
     except UnicodeDecodeError:
