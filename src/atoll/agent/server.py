@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 512
 ACCEPTED_PER_TURN = 64
+SENT_AHEAD = 1024 * 1024  # the kernel gives twice its default at most: content goes twice as far without a wait
 ACCEPT_PAUSE_SECONDS = 0.5
 UNSENT_BYTES = 256 * 1024  # output that waits for the host before the command's pipe is left alone
 
@@ -115,6 +116,8 @@ class HostConnection(asyncio.Protocol):
             self._dismiss(error(ErrorCode.AGENT_BUSY, busy, remedy="Wait for some to end.", limit=MAX_CONNECTIONS))
         else:
             transport.set_write_buffer_limits(high=UNSENT_BYTES)
+            if peer.family == socket.AF_UNIX:  # TCP finds its own measure
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD)
 
     def data_received(self, data: bytes) -> None:
         if self._is_dismissed:

@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from atoll.supervisor.agent_link import AgentLink
 
+SENT_AHEAD = 1024 * 1024  # the kernel gives twice its default at most
 UNREAD_FRAMES = 16  # frames that wait for the caller before the agent has to
 INPUT_CHUNK = 64 * 1024
 QUEUE_GRACE = 30.0
@@ -207,6 +209,9 @@ class AgentConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop has its own
+        peer = transport.get_extra_info("socket")
+        if peer.family == socket.AF_UNIX:  # TCP finds its own measure
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD)
 
     def data_received(self, data: bytes) -> None:
         self._has_answer = True
