@@ -50,13 +50,14 @@ def for_new_ones(size: int) -> int:
     return min(FOR_NEW_ONES, size // 8)
 
 
-def largest_disk(promises: Promises) -> int:
-    return int(promises.size * (promises.overcommit or 1))
+def largest_disk(size: int, overcommit: float | None) -> int:
+    """In a pool of that size."""
+    return int(size * (overcommit or 1))
 
 
 def refusal(promises: Promises, room: Room, size: int) -> AtollError | None:
     """Why there can be no further disk of `size` bytes."""
-    bound = largest_disk(promises)
+    bound = largest_disk(promises.size, promises.overcommit)
     committed = promises.committed if promises.overcommit else 0
     if committed + size > bound:
         return _too_much_promised(promises, bound, committed, size)

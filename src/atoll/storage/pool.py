@@ -111,7 +111,7 @@ class PoolStorage:
 
     @property
     def largest_disk(self) -> int:
-        return admission.largest_disk(self._promises())
+        return admission.largest_disk(self.size, self._overcommit)
 
     def create(self, sandbox: SandboxId, size: int, record: bytes = b"") -> Path:
         self._admit(size)
@@ -206,9 +206,11 @@ class PoolStorage:
     def _admit(self, size: int, *, instead_of: int = 0) -> None:
         promises = self._promises()
         promises = msgspec.structs.replace(promises, committed=promises.committed - instead_of)
-        refusal = admission.refusal(promises, self._headroom.look(), size)
-        if refusal:
-            raise refusal
+        room = self._headroom.look()
+        if admission.refusal(promises, room, size):  # only then is it asked what is about to be freed
+            promises = msgspec.structs.replace(promises, freed=self._headroom.freed)
+            if refusal := admission.refusal(promises, room, size):
+                raise refusal
 
     def _promises(self) -> admission.Promises:
         return admission.Promises(
@@ -218,7 +220,6 @@ class PoolStorage:
             committed=self._quotas.committed,
             reserved=self._headroom.reserved,
             overcommit=self._overcommit,
-            freed=self._headroom.freed,
         )
 
     def remove(self, sandbox: SandboxId) -> None:
