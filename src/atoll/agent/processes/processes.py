@@ -20,9 +20,10 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
+from atoll.agent.commands.drains import read_now
+from atoll.agent.commands.execution import MAX_LEFT_IN_PIPE
 from atoll.agent.commands.process_tree import BackgroundTree, read_process_table
 from atoll.agent.commands.spawn import check_words, invalid_command, pipe_name
-from atoll.agent.commands.streams import MAX_LEFT_IN_PIPE, read_now
 from atoll.agent.processes.log import LogStore
 from atoll.agent.processes.operations import KillOperation
 from atoll.agent.sessions.shell import find_shell
@@ -52,10 +53,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
+    from atoll.agent.commands.drains import Drains
     from atoll.agent.commands.process_tree import ProcessStat
     from atoll.agent.commands.runner import CommandRunner
     from atoll.agent.commands.spawn import Pipes
-    from atoll.agent.commands.streams import Drains
     from atoll.agent.operations import Owner
     from atoll.agent.processes.log import ProcessLog
     from atoll.agent.sessions.sessions import SessionRegistry, StartingPoint

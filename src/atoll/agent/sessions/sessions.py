@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from atoll.agent.commands.runner import Command, CommandOperation
+from atoll.agent.commands.execution import CommandOperation
+from atoll.agent.commands.runner import Command
 from atoll.agent.commands.spawn import Environment, check_call, check_directory_name, check_words, enter
 from atoll.agent.resident import MAX_PACKET
 from atoll.agent.sessions.shell import NOT_STARTED, Shell
@@ -52,8 +53,8 @@ from atoll.protocol.sessions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from atoll.agent.commands.execution import Streams
     from atoll.agent.commands.runner import CommandRunner
-    from atoll.agent.commands.streams import Streams
     from atoll.agent.operations import Operation, Owner
     from atoll.agent.scratch import Scratch, ScratchDirectory
 

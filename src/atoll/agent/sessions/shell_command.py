@@ -1,6 +1,6 @@
 """A command in a persistent shell, from its files to its answer.
 
-Rules, on top of those of commands.py:
+Rules, on top of those of commands/execution.py:
 1. A time-out stops the shell first, or it would go on with the rest of the command as soon as a child is gone. Then
    the children get SIGTERM, and after a grace period SIGKILL. Then the shell gets the interrupt, which makes it drop
    the command, and goes on. Its directory, variables and functions are as the command left them.
@@ -16,14 +16,15 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from atoll.agent.commands.execution import KILL_GRACE_SECONDS, Execution
 from atoll.agent.commands.process_tree import ShellCommandTree
-from atoll.agent.commands.runner import KILL_GRACE_SECONDS, CommandRunner, Execution
+from atoll.agent.commands.runner import CommandRunner
 from atoll.agent.sessions.shell_script import DROPPED, INPUT_OPENED, INTERRUPT_SIGNAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from atoll.agent.commands.streams import Streams
+    from atoll.agent.commands.execution import Streams
     from atoll.agent.scratch import ScratchDirectory
     from atoll.agent.sessions.shell import Shell
     from atoll.protocol.commands import ExecDone, ExecShell

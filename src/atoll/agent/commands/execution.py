@@ -1,28 +1,117 @@
-"""The streams of a command: what it reads and writes, on its way from and to the host.
+"""A command under way: its streams, from and to the host; its clock, its end, its result.
 
 A command's streams exist before it does, since its input may arrive while it waits for its turn, and its pipes come
-with `open`. The rules of commands.py about output are kept here.
+with `open`. Rules:
+
+1. A command is over when its first process has ended. What that process had written is still delivered; what its
+   background children write later is drained and dropped, so that they are neither blocked nor killed by SIGPIPE.
+2. The pipe is read only while the host takes bytes: back-pressure reaches the writer.
+3. Past `max_output` a stream is read on and dropped. The program never notices.
 """
 
 from __future__ import annotations
 
 import os
 import select
-from contextlib import suppress
+import time
 from typing import TYPE_CHECKING
 
+from atoll.agent.commands.drains import READ_SIZE, read_now
+from atoll.protocol.commands import TIMED_OUT_EXIT_CODE, ExecDone
 from atoll.protocol.frames import FrameKind
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from atoll.agent.commands.drains import Drains
+    from atoll.agent.commands.runner import CommandRunner
     from atoll.agent.operations import Owner
+    from atoll.protocol.commands import Exec, ExecShell
 
-READ_SIZE = 64 * 1024
-MAX_DRAINED_PIPES = 256
+KILL_GRACE_SECONDS = 0.5
 INPUT_HELD = 256 * 1024
 MAX_LEFT_IN_PIPE = 2**20  # the largest a pipe may be made without privileges
+
+
+class CommandOperation:
+    """An operation that is a command. Its streams are there before it starts."""
+
+    def __init__(self, runner: CommandRunner, call: Exec | ExecShell, owner: Owner) -> None:
+        self.streams = Streams(runner.drains, owner, call.max_output)
+
+    def pause(self) -> None:
+        self.streams.pause()
+
+    def resume(self) -> None:
+        self.streams.resume()
+
+    def feed(self, data: bytes) -> bool:
+        return self.streams.feed(data)
+
+    def done(self, done: ExecDone) -> None:
+        if self.streams.owner:
+            self.streams.owner.done(done)
+
+
+class Execution:
+    """A command under way: its clock, its end, its result. How it is made to end is for its kind to say."""
+
+    def __init__(
+        self, runner: CommandRunner, call: Exec | ExecShell, streams: Streams, on_done: Callable[[ExecDone], None]
+    ) -> None:
+        self._runner = runner
+        self._loop = runner.loop
+        self._streams = streams
+        self._on_done = on_done
+        self._started = time.monotonic()
+        self._timed_out = self._is_ending = self._has_ended = False
+        self._timer: asyncio.TimerHandle | None = None
+        if call.timeout is not None:
+            self._set_timer(call.timeout, self._time_out)
+        runner.running.add(self)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was told to end, and has not yet."""
+        return self._is_ending
+
+    def end(self) -> None:
+        """Make it end, with all it has started. The result comes as always."""
+        if not (self._is_ending or self._has_ended):
+            self._is_ending = True
+            self._terminate()
+
+    def _terminate(self) -> None:
+        raise NotImplementedError
+
+    def _time_out(self) -> None:
+        self._timed_out = True
+        self.end()
+
+    def _finish(self, exit_code: int, *, session_ended: bool = False) -> None:
+        self._has_ended = True
+        self._stop_timer()
+        self._streams.finish()
+        self._runner.running.discard(self)
+        self._on_done(
+            ExecDone(
+                exit_code=TIMED_OUT_EXIT_CODE if self._timed_out else exit_code,
+                duration=time.monotonic() - self._started,
+                timed_out=self._timed_out,
+                truncated=self._streams.truncated,
+                session_ended=session_ended,
+            )
+        )
+        self._streams.close()  # after the answer: nobody has to wait for this
+
+    def _set_timer(self, seconds: float, action: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = self._loop.call_later(seconds, action)
+
+    def _stop_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
 
 
 class Streams:
@@ -168,36 +257,3 @@ class InputPipe:
                 self.close()
         if was_full and len(self._held) < INPUT_HELD:
             self._on_drained()
-
-
-class Drains:
-    """Pipes that only background children still write to: read, and dropped, until nobody can."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._pipes: list[int] = []
-
-    def take(self, fd: int) -> None:
-        if read_now(fd) == b"":
-            os.close(fd)
-            return
-        if len(self._pipes) >= MAX_DRAINED_PIPES:
-            self._close(self._pipes[0])
-        self._pipes.append(fd)
-        self.loop.add_reader(fd, self._drop, fd)
-
-    def _drop(self, fd: int) -> None:
-        if read_now(fd) == b"":
-            self._close(fd)
-
-    def _close(self, fd: int) -> None:
-        self._pipes.remove(fd)
-        self.loop.remove_reader(fd)
-        os.close(fd)
-
-
-def read_now(fd: int) -> bytes | None:
-    """Up to READ_SIZE bytes; none at the end of the file; None if there is nothing yet."""
-    with suppress(BlockingIOError):
-        return os.read(fd, READ_SIZE)
-    return None
