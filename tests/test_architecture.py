@@ -157,6 +157,12 @@ def test_the_map_is_the_one_made_from_the_docstrings() -> None:
     subprocess.run([sys.executable, ROOT / "scripts/build_map.py", "--check"], check=True)
 
 
+def test_the_plumbing_of_the_sdk_knows_no_noun() -> None:
+    for path in (SOURCE / "client/plumbing").glob("*.py"):
+        ours = {name for name in imported_at_once(path) if name.startswith("atoll.client")}
+        assert all(name.startswith("atoll.client.plumbing") for name in ours), path
+
+
 def test_one_place_chooses_the_engine() -> None:
     others = (path for path in modules() if part_of(path) != "engine/native")
     native = {path for path in others if "engine/native" in imported_parts(path)}

@@ -1,16 +1,16 @@
-"""Drains: pipes that only background children still write to, and how a pipe is read without waiting."""
+"""Drains: pipes that only background children still write to."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from atoll.agent.commands.execution import read_now
 
 if TYPE_CHECKING:
     import asyncio
 
 
-READ_SIZE = 64 * 1024
 MAX_DRAINED_PIPES = 256
 
 
@@ -38,10 +38,3 @@ class Drains:
         self._pipes.remove(fd)
         self.loop.remove_reader(fd)
         os.close(fd)
-
-
-def read_now(fd: int) -> bytes | None:
-    """Up to READ_SIZE bytes; none at the end of the file; None if there is nothing yet."""
-    with suppress(BlockingIOError):
-        return os.read(fd, READ_SIZE)
-    return None

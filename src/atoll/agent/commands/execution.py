@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import select
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from atoll.agent.commands.drains import READ_SIZE, read_now
 from atoll.protocol.commands import TIMED_OUT_EXIT_CODE, ExecDone
 from atoll.protocol.frames import FrameKind
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from atoll.protocol.commands import Exec, ExecShell
 
 KILL_GRACE_SECONDS = 0.5
+READ_SIZE = 64 * 1024
 INPUT_HELD = 256 * 1024
 MAX_LEFT_IN_PIPE = 2**20  # the largest a pipe may be made without privileges
 
@@ -257,3 +258,10 @@ class InputPipe:
                 self.close()
         if was_full and len(self._held) < INPUT_HELD:
             self._on_drained()
+
+
+def read_now(fd: int) -> bytes | None:
+    """Up to READ_SIZE bytes; none at the end of the file; None if there is nothing yet."""
+    with suppress(BlockingIOError):
+        return os.read(fd, READ_SIZE)
+    return None

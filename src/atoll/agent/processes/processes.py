@@ -20,8 +20,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
-from atoll.agent.commands.drains import read_now
-from atoll.agent.commands.execution import MAX_LEFT_IN_PIPE
+from atoll.agent.commands.execution import MAX_LEFT_IN_PIPE, read_now
 from atoll.agent.commands.process_tree import BackgroundTree, read_process_table
 from atoll.agent.commands.spawn import check_words, invalid_command, pipe_name
 from atoll.agent.processes.log import LogStore

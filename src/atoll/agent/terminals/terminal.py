@@ -20,8 +20,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from atoll.agent.commands.drains import READ_SIZE
-from atoll.agent.commands.execution import KILL_GRACE_SECONDS
+from atoll.agent.commands.execution import KILL_GRACE_SECONDS, READ_SIZE
 from atoll.agent.commands.guard import patience_with
 from atoll.agent.commands.process_tree import CommandTree, read_stat
 from atoll.agent.descriptors import reserve

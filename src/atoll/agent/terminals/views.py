@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.agent.commands.drains import READ_SIZE
+from atoll.agent.commands.execution import READ_SIZE
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import encode_message
 from atoll.protocol.terminals import REPLAY_BYTES, TerminalLost, TerminalReady, TerminalResized
