@@ -5,6 +5,12 @@
 run: ## make a sandbox and run Python and shell code in it
 	@scripts/setup run
 	@.venv/bin/python scripts/with_own_server.py .venv/bin/python examples/first_sandbox.py
+	@echo
+	@echo "Next, as root:"
+	@echo "    .venv/bin/atoll shell hello       # a computer of your own; Ctrl-D leaves it"
+	@echo "    .venv/bin/atoll exec hello 'ls'   # a command in it; run, ls, top, cp and others: .venv/bin/atoll --help"
+	@echo "    .venv/bin/atoll rm hello          # and it is gone"
+	@echo "docs/getting-started.md goes on with Python."
 
 test: ## every test, with the linters
 	@scripts/setup test

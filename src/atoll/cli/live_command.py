@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from atoll.cli.options import parse_pair
+from atoll.cli.options import env_option
 from atoll.cli.problems import print_to_stderr, tell
 from atoll.cli.tables import print_document
 from atoll.client_sync.commands import Command, Commands
@@ -101,7 +101,7 @@ def command_options(verb: Verb) -> Verb:
     for option in (
         click.argument("words", metavar="CMD...", nargs=-1, required=True),
         click.option("--timeout", metavar="TIME", help="End it after this: 30s, 5m, 1h. Its exit code is then 124."),
-        click.option("--env", type=parse_pair, metavar="K=V", multiple=True, help="A variable for this command."),
+        env_option("A variable for this command."),
         click.option("--cwd", metavar="DIR", help="The directory to run it in."),
     ):
         verb = option(verb)

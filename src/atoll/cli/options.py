@@ -14,6 +14,7 @@ from atoll.client_sync.plumbing.local_server import STATE_DIRECTORY, LocalServer
 from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes
 from atoll.protocol.errors import AtollError
 from atoll.protocol.printable import is_printable
+from atoll.protocol.sandboxes import SandboxState
 
 COMPLETION_SECONDS = 1.0
 
@@ -52,7 +53,16 @@ def id_argument(verb: Verb) -> Verb:
 
 
 def process_argument(verb: Verb) -> Verb:
-    return click.argument("process_id", metavar="PROC")(verb)
+    return click.argument("process_id", metavar="PROC", shell_complete=complete_process)(verb)
+
+
+def env_option(help: str) -> Callable[[Verb], Verb]:
+    """-e, --env"""
+    return click.option("-e", "--env", type=parse_pair, metavar="K=V", multiple=True, help=help)
+
+
+def quiet_option(verb: Verb) -> Verb:
+    return click.option("-q", "--quiet", is_flag=True, help="Print ids only, one a line.")(verb)
 
 
 def existing_sandbox(sandbox_id: str, url: str | None, api_key: str | None) -> Sandbox:
@@ -75,18 +85,50 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 
 def complete_id(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Ids that begin like this. Nobody who presses a key waits long for it, or wants a server started."""
+    """Ids of sandboxes that begin like this."""
+    given = context.params.get("sandbox_ids") or ()
+    found = _completed(context, lambda url, key: [sandbox.id for sandbox in list_sandboxes(url=url, api_key=key)])
+    return [name for name in found if name.startswith(incomplete) and name not in given]
+
+
+def complete_process(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Ids of processes of the sandbox that was named before."""
+    return _completed_inside(context, incomplete, lambda sandbox: [process.id for process in sandbox.list_processes()])
+
+
+def complete_session(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return _completed_inside(context, incomplete, lambda sandbox: [session.id for session in sandbox.list_sessions()])
+
+
+def complete_terminal(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return _completed_inside(context, incomplete, lambda sandbox: [one.id for one in sandbox.list_terminals()])
+
+
+def _completed_inside(context: click.Context, incomplete: str, ids: Callable[[Sandbox], list[str]]) -> list[str]:
+    """Of a sandbox that is awake: no key that somebody presses wakes or makes one."""
+    # Before an option whose value is being written nothing is sorted into parameters yet.
+    name = context.params.get("sandbox_id") or next(iter(context.args), None)
+    if name is None:
+        return []
+
+    def ask(url: str, api_key: str | None) -> list[str]:
+        sandbox = get_sandbox(name, url=url, api_key=api_key)
+        return ids(sandbox) if sandbox.status().state is SandboxState.RUNNING else []
+
+    return [found for found in _completed(context, ask) if found.startswith(incomplete)]
+
+
+def _completed(context: click.Context, ask: Callable[[str, str | None], list[str]]) -> list[str]:
+    """What can be asked of a server. Nobody who presses a key waits long for it, or wants a server started."""
     url, api_key = context.params.get("url"), context.params.get("api_key")
     found: list[str] = []
 
-    def ask() -> None:
+    def look() -> None:
         with suppress(AtollError, OSError):
             address = url or str(LocalServer.from_environment().address)
-            listed = (sandbox.id for sandbox in list_sandboxes(url=address, api_key=api_key))
-            found.extend(name for name in listed if is_printable(name))  # a shell shows what it is given as it is
+            found.extend(name for name in ask(address, api_key) if is_printable(name))  # a shell shows it as it is
 
-    asking = threading.Thread(target=ask, daemon=True)
+    asking = threading.Thread(target=look, daemon=True)
     asking.start()
     asking.join(COMPLETION_SECONDS)
-    given = context.params.get("sandbox_ids") or ()
-    return [name for name in found if name.startswith(incomplete) and name not in given]
+    return found

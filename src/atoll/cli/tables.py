@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from atoll.protocol.printable import printable_json
+from atoll.protocol.printable import printable, printable_json
 from atoll.protocol.sandboxes import SandboxState
 
 UNBOUNDED = 10_000  # columns: where nobody looks, no line is broken
@@ -57,6 +58,12 @@ def least_width(table: Table, console: Console) -> int:
 
 def print_document(value: object) -> None:
     click.echo(printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()))
+
+
+def print_ids(ids: Iterable[str]) -> None:
+    """For other programs: one a line."""
+    for name in ids:
+        click.echo(printable(name))
 
 
 def print_line(value: object) -> None:

@@ -43,6 +43,12 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     warnings: list[str] = []
 
 
+class AllCopied(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON where several were copied."""
+
+    copied: list[Copied]
+
+
 class Remote(msgspec.Struct, frozen=True):
     """ID:PATH"""
 
@@ -51,35 +57,61 @@ class Remote(msgspec.Struct, frozen=True):
 
 
 @click.command(short_help="Copy files into a sandbox, or out of it.")
-@click.argument("source", metavar="SRC", shell_complete=complete_id)
+@click.argument("sources", metavar="SRC...", nargs=-1, required=True, shell_complete=complete_id)
 @click.argument("target", metavar="DST", shell_complete=complete_id)
 @click.option("-r", "--recursive", is_flag=True, expose_value=False, help="For habit: directories are copied anyway.")
 @click.option("--max-bytes", metavar="SIZE", default="32GiB", show_default=True, help="Of what is copied out, or none.")
 @click.option("--max-entries", metavar="N", default=str(MAX_ENTRIES), show_default=True, help="The same for entries.")
 @click.option("--max-depth", metavar="N", default=str(MAX_DEPTH), show_default=True, help="The same for directories.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @server_options
 def cp(
-    source: str,
+    sources: tuple[str, ...],
     target: str,
     max_bytes: str,
     max_entries: str,
     max_depth: str,
+    quiet: bool,
     url: str | None,
     api_key: str | None,
     as_json: bool,
 ) -> None:
-    """Copy a file or a directory. One of SRC and DST is ID:PATH, in the sandbox ID; the other is on this machine.
+    """Copy files and directories. One of SRC and DST is ID:PATH, in the sandbox ID; the other is on this machine.
 
     \b
-      atoll cp data.csv user-123:/workspace/
+      atoll cp data.csv src user-123:/workspace/
       atoll cp user-123:/workspace/results ./results
       tar c src | atoll cp - user-123:src.tar
       atoll cp user-123:/etc/os-release -
 
     A directory is copied with all that is in it but sockets, FIFOs and devices, which are named. What exists at DST and
-    is a directory takes SRC in, as with cp. A relative PATH counts from /workspace, or wherever the sandbox's shell is.
-    A local name with a colon in it is written with ./ before it.
+    is a directory takes SRC in, as with cp; several need such a one. A relative PATH counts from /workspace, or
+    wherever the sandbox's shell is. A local name with a colon in it is written with ./ before it.
     """
+    bounds = parse_bounds(max_bytes, max_entries, max_depth)
+    if len(sources) > 1:
+        check_takes_several(target, url, api_key)
+    done = [
+        copy(source, target, bounds, url, api_key, as_json=as_json, is_quiet=quiet or as_json) for source in sources
+    ]
+    if as_json:
+        print_document(done[0] if len(done) == 1 else AllCopied(copied=done))
+
+
+def check_takes_several(target: str, url: str | None, api_key: str | None) -> None:
+    far = parse_remote(target)
+    if far is None:
+        is_directory = Path(target).is_dir()
+    else:
+        with existing_sandbox(far.sandbox_id, url, api_key) as sandbox:
+            is_directory = is_remote_directory(sandbox, far.path)
+    if not is_directory:
+        raise click.UsageError(f"{printable(target)} is no directory, and takes only one SRC.")
+
+
+def copy(
+    source: str, target: str, bounds: Bounds, url: str | None, api_key: str | None, *, as_json: bool, is_quiet: bool
+) -> Copied:
     far_source, far_target = parse_remote(source), parse_remote(target)
     if (far_source is None) == (far_target is None):
         raise click.UsageError("One of SRC and DST must be ID:PATH, and only one.")
@@ -87,11 +119,10 @@ def cp(
         raise click.UsageError("Standard output cannot take both the file and --json.")
     far = far_source or far_target
     assert far
-    bounds = parse_bounds(max_bytes, max_entries, max_depth)
     find = existing_sandbox if far_source else get_sandbox
     sandbox = find(far.sandbox_id, url=url, api_key=api_key)
     counter = Counter()
-    is_bar_wanted = not as_json and STREAM not in (source, target)
+    is_bar_wanted = not is_quiet and STREAM not in (source, target)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", LeftOutWarning)
         with sandbox, progress_bar(far, counter, is_wanted=is_bar_wanted) as on_progress:
@@ -100,12 +131,9 @@ def cp(
             else:
                 copy_in(sandbox, source, far.path, on_progress)
     told = [str(warning.message) for warning in warned if warning.category is LeftOutWarning]
-    if as_json:
-        copied = Copied(source=_shown(source), target=_shown(target), bytes=counter.done, warnings=told)
-        print_document(copied)
-    else:
-        for line in told:
-            print_to_stderr(f"atoll: {printable(line)}")
+    for line in () if as_json else told:
+        print_to_stderr(f"atoll: {printable(line)}")
+    return Copied(source=_shown(source), target=_shown(target), bytes=counter.done, warnings=told)
 
 
 def parse_remote(word: str) -> Remote | None:

@@ -47,6 +47,8 @@ def describe(info: SandboxInfo, now: datetime) -> Iterator[tuple[str, str | Text
     if use and use.oom_kills:
         yield "out of memory", Text(f"{use.oom_kills} processes were killed", "yellow")
     yield "sleeps", sleeps(info)
+    if info.ttl is not None:
+        yield "ends", f"{span(timedelta(seconds=info.ttl))} after it was made"
     yield "labels", pairs(info.labels) or "-"
     yield "variables", ", ".join(map(printable, info.env)) or "-"
 

@@ -8,6 +8,8 @@ from atoll.cli.live_command import STDERR, STDOUT, write_all
 from atoll.cli.options import existing_sandbox, id_argument, process_argument, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import print_line
+from atoll.cli.tail import Tail
+from atoll.client_sync.sandbox import Sandbox
 from atoll.values.processes import ProcessEvent
 
 
@@ -16,12 +18,14 @@ from atoll.values.processes import ProcessEvent
 @process_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on as it writes, until it and all it started have ended.")
 @click.option("--since", type=click.IntRange(0), metavar="NUMBER", help="Only what comes after this event of --json.")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Begin with its last N lines.")
 @server_options
 def logs(
     sandbox_id: str,
     process_id: str,
     follow: bool,
     since: int | None,
+    tail: int | None,
     url: str | None,
     api_key: str | None,
     as_json: bool,
@@ -30,15 +34,32 @@ def logs(
 
     With --json each event is a line of its own. The number of the last one is for --since, to go on from there.
     """
-    with (
-        existing_sandbox(sandbox_id, url, api_key) as sandbox,
-        sandbox.stream_process_logs(process_id, follow=follow, since=since) as events,
-    ):
+    if tail is not None and as_json:
+        raise click.UsageError("--tail counts lines, and --json prints events: --since goes on after one of them.")
+    with existing_sandbox(sandbox_id, url, api_key) as sandbox:
+        if tail is not None:
+            since = pass_on_tail(sandbox, process_id, since, tail)
+            if not follow:
+                return
+        with sandbox.stream_process_logs(process_id, follow=follow, since=since) as events:
+            for event in events:
+                if as_json:
+                    print_line(event)
+                else:
+                    pass_on(event)
+
+
+def pass_on_tail(sandbox: Sandbox, process_id: str, since: int | None, lines: int) -> int | None:
+    """What has been written so far, in part. Returns the number of the last event, to go on from there."""
+    kept = Tail(lines)
+    with sandbox.stream_process_logs(process_id, follow=False, since=since) as events:
         for event in events:
-            if as_json:
-                print_line(event)
-            else:
-                pass_on(event)
+            since = event.number
+            if event.data_bytes:
+                kept.add(event.type, event.data_bytes)
+    for stream, line in kept.lines():
+        write_all(STDOUT if stream == "stdout" else STDERR, line)
+    return since
 
 
 def pass_on(event: ProcessEvent) -> None:

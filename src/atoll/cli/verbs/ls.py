@@ -8,9 +8,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from atoll.cli.options import parse_pair, server_options
+from atoll.cli.options import parse_pair, quiet_option, server_options
 from atoll.cli.problems import print_to_stderr
-from atoll.cli.tables import STATE_STYLES, make_table, print_document, show
+from atoll.cli.tables import STATE_STYLES, make_table, print_document, print_ids, show
 from atoll.cli.text import pairs, size, span
 from atoll.client_sync.lost import list_lost_sandboxes
 from atoll.client_sync.sandbox import list_sandboxes
@@ -25,6 +25,7 @@ NONE_AT_ALL = "No sandboxes. `atoll exec ID CMD` makes one."
 @click.option("--state", type=click.Choice([state.value for state in SandboxState]), help="Only those in this state.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="So many at most.")
 @click.option("--after", metavar="ID", help="Only ids after this one, to go on where --limit ended.")
+@quiet_option
 @click.option("--usage", is_flag=True, help="Show what each uses of cpu, memory and disk, too.")
 @click.option("--lost", is_flag=True, help="List disks that were set aside instead, as they are no sandbox's.")
 @server_options
@@ -33,6 +34,7 @@ def ls(
     state: str | None,
     limit: int | None,
     after: str | None,
+    quiet: bool,
     usage: bool,
     lost: bool,
     url: str | None,
@@ -41,7 +43,7 @@ def ls(
 ) -> None:
     """List sandboxes by id: all of them, or those with some labels or in some state."""
     if lost:
-        if label or state or limit or after or usage:
+        if label or state or limit or after or usage or quiet:
             raise click.UsageError("A lost disk has none of what the other options ask for.")
         show_lost(list_lost_sandboxes(url=url, api_key=api_key), as_json=as_json)
         return
@@ -61,7 +63,9 @@ def ls(
     if as_json:
         print_document(SandboxList(sandboxes=shown, next=more))
         return
-    if shown:
+    if quiet:
+        print_ids(sandbox.id for sandbox in shown)
+    elif shown:
         show(to_table(shown, datetime.now(UTC), with_use=usage))
     else:
         print_to_stderr("No such sandboxes." if label or state or after else NONE_AT_ALL)

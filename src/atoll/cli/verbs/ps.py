@@ -9,9 +9,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from atoll.cli.options import existing_sandbox, id_argument, server_options
+from atoll.cli.options import existing_sandbox, id_argument, quiet_option, server_options
 from atoll.cli.problems import print_to_stderr
-from atoll.cli.tables import make_table, print_document, show
+from atoll.cli.tables import make_table, print_document, print_ids, show
 from atoll.cli.text import span
 from atoll.protocol.printable import printable
 from atoll.protocol.processes import ProcessInfo, ProcessList, ProcessStatus
@@ -28,13 +28,16 @@ STYLES = {
 
 @click.command(short_help="List the background processes of a sandbox.")
 @id_argument
+@quiet_option
 @server_options
-def ps(sandbox_id: str, url: str | None, api_key: str | None, as_json: bool) -> None:
+def ps(sandbox_id: str, quiet: bool, url: str | None, api_key: str | None, as_json: bool) -> None:
     """List the background processes of the sandbox ID: those that run, and the latest of those that are over."""
     with existing_sandbox(sandbox_id, url, api_key) as sandbox:
         found = [process.info for process in sandbox.list_processes()]
     if as_json:
         print_document(ProcessList(processes=found))
+    elif quiet:
+        print_ids(process.id for process in found)
     elif found:
         show(to_table(found, datetime.now(UTC)))
     else:

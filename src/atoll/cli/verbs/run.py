@@ -6,6 +6,7 @@ import click
 
 from atoll.cli.ending import hold_signals
 from atoll.cli.live_command import AfterwardsError, CommandWithWords, How, command_options, run_command, to_command
+from atoll.cli.making import Making, making_options
 from atoll.cli.options import server_options
 from atoll.cli.preparations import telling_preparations
 from atoll.client_sync.sandbox import Sandbox, temporary_sandbox
@@ -15,13 +16,13 @@ NOTHING_WAS_MADE = (ErrorCode.SERVER_NOT_REACHABLE, ErrorCode.NOT_ROOT, ErrorCod
 
 
 @click.command(cls=CommandWithWords, short_help="Run a command in a new sandbox, gone afterwards.")
-@click.option("--image", metavar="NAME", help="What the sandbox is made of; the host's own /usr if not given.")
 @command_options
+@making_options
 @server_options
 @click.pass_context
 def run(
     context: click.Context,
-    image: str | None,
+    making: Making,
     words: tuple[str, ...],
     cwd: str | None,
     env: tuple[tuple[str, str], ...],
@@ -43,7 +44,7 @@ def run(
     It is 124 after --timeout, 127 if there is no such program, 126 if it cannot be executed, 125 if Atoll failed
     before it ran, and 255 if Atoll failed later, so that it may have run. Ctrl-C ends the command.
     """
-    sandbox = temporary_sandbox(image=image, url=url, api_key=api_key)
+    sandbox = temporary_sandbox(**making.arguments(url, api_key))
     how = How(cwd=cwd, env=dict(env), timeout=timeout)
     with telling_preparations(url, api_key):
         code = run_once(sandbox, words, how, as_json=as_json)

@@ -8,7 +8,7 @@ from contextlib import suppress
 import click
 
 from atoll.cli.live_command import STDIN, STDOUT, write_all
-from atoll.cli.options import existing_sandbox, id_argument, parse_pair, server_options
+from atoll.cli.options import complete_terminal, env_option, existing_sandbox, id_argument, server_options
 from atoll.cli.own_terminal import FollowedSize, Keys, LeaveError, check_raw_mode, is_terminal, raw_mode, size_of
 from atoll.client_sync.sandbox import get_sandbox
 from atoll.client_sync.terminals import Terminal
@@ -19,8 +19,13 @@ from atoll.protocol.errors import AtollError, ErrorCode, ServerLostError, error
 @id_argument
 @click.option("--shell", "program", metavar="PROGRAM", help="What to run; the sandbox's bash or sh if not given.")
 @click.option("--cwd", metavar="DIR", help="The directory to start in.")
-@click.option("--env", type=parse_pair, metavar="K=V", multiple=True, help="A variable for it.")
-@click.option("--attach", metavar="TERMINAL", help="Look at a terminal that runs already, by its id.")
+@env_option("A variable for it.")
+@click.option(
+    "--attach",
+    metavar="TERMINAL",
+    help="Look at a terminal that runs already, by its id.",
+    shell_complete=complete_terminal,
+)
 @server_options
 @click.pass_context
 def shell(
