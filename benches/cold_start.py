@@ -26,7 +26,9 @@ from atoll.engine.native.capabilities import Capability
 from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.views import READ_ONLY, to_hide
 from atoll.protocol.commands import Exec
+from atoll.protocol.ids import SandboxId
 from atoll.supervisor.agent_link import AgentLink, link_to
+from atoll.supervisor.plans import Plan
 from atoll.supervisor.workshop import Workshop
 
 HERE = Path(__file__).parent
@@ -144,7 +146,7 @@ class Cold:
     async def __call__(self) -> float:
         self._count += 1
         start = time.perf_counter()
-        sandbox = await self._workshop.create(f"bench-{self._count}")
+        sandbox = await self._workshop.make(SandboxId(f"bench-{self._count}"), Plan())
         async with link_to(self._workshop.engine, sandbox) as link:
             output = await link.run(TRUE)
             taken = time.perf_counter() - start
@@ -287,7 +289,7 @@ async def _compare(workshop: Workshop, work: Path, run: Path, stack: ExitStack, 
     shutil.copytree(layer, shown, symlinks=True)
     floor = Floor(work, shown)
     stack.callback(floor.close)
-    sandbox = await workshop.create("bench-warm")
+    sandbox = await workshop.make(SandboxId("bench-warm"), Plan())
     async with link_to(workshop.engine, sandbox) as link:
         variants: dict[str, Variant] = {"subprocess.run": Bare(), "atoll warm": Warm(link), "C floor": floor}
         if shutil.which("crun"):

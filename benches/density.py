@@ -19,14 +19,16 @@ from pathlib import Path
 
 from atoll.engine.base import LiveSandbox
 from atoll.protocol.commands import Exec
+from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import Limits
 from atoll.supervisor.agent_link import link_to
+from atoll.supervisor.plans import Plan
 from atoll.supervisor.workshop import Workshop
 
 KERNEL_STACK = 16 * 1024  # of every thread
 SAMPLE = 100
 IN_FLIGHT = 4  # creates under way at a time; two cores have no use for more
-LIMITS = Limits(cpus=2, memory="2GiB", disk="64MiB", pids=1024)
+PLAN = Plan(limits=Limits(cpus=2, memory="2GiB", disk="64MiB", pids=1024), has_usual_disk=False)
 TRUE = Exec(argv=["true"])
 
 
@@ -72,7 +74,7 @@ async def create(workshop: Workshop, prefix: str, count: int) -> list[LiveSandbo
 
     async def one(number: int) -> LiveSandbox:
         async with room:
-            return await workshop.create(f"{prefix}-{number}", limits=LIMITS)
+            return await workshop.make(SandboxId(f"{prefix}-{number}"), PLAN)
 
     return await asyncio.gather(*(one(number) for number in range(count)))
 

@@ -22,6 +22,7 @@ from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.workshop import Workshop
 from tests import run_directory
 from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_leaks
+from tests.making import create
 from tests.native import linked
 
 IMAGES = ("host", "busybox")
@@ -89,7 +90,7 @@ async def workshop(state: Path, busybox_root: Path, surroundings: Surroundings) 
     async with Workshop(state, directory / "run") as workshop:
         workshop.images.add("busybox", busybox_root)
         # What it starts at first use, it has before the first test looks for what was not there.
-        await workshop.destroy(await workshop.create("first", image="busybox"))
+        await workshop.destroy(await create(workshop, "first", image="busybox"))
         assert isinstance(workshop.engine, NativeEngine)
         surroundings.shared.add(directory)
         surroundings.nursery = workshop.engine.nursery_pid
@@ -128,7 +129,7 @@ class Box:
 
 
 async def _box(workshop: Workshop, image: str) -> AsyncIterator[Box]:
-    live = await workshop.create(f"test-{next(_numbers)}", image=image)
+    live = await create(workshop, f"test-{next(_numbers)}", image=image)
     async with linked(live) as link:
         yield Box(live, link, image)
     await workshop.destroy(live)

@@ -26,6 +26,7 @@ from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import SandboxId
 from atoll.supervisor.workshop import Workshop
+from tests import making
 from tests.contract.dying_nursery import Trap
 from tests.native import linked
 
@@ -44,7 +45,7 @@ async def run(live: LiveSandbox, script: str) -> str:
 
 async def create(workshop: Workshop, name: str) -> None:
     try:
-        live = await workshop.create(name, image="busybox", limits={"disk": "256MiB"})
+        live = await making.create(workshop, name, image="busybox", limits={"disk": "256MiB"})
     except AtollError as error:
         say("failed", name, error.code)
         return

@@ -30,6 +30,7 @@ from tests.contract import dying_nursery, maker
 from tests.contract.dying_nursery import Trap
 from tests.contract.maker import CREATE_POINTS, REMOVE_POINTS
 from tests.leaks import Surroundings, look, wait_until_nothing_leaks
+from tests.making import create
 
 HANG_SECONDS = 60.0
 ROUNDS, CREATES_PER_ROUND = 20, 10
@@ -187,7 +188,7 @@ async def _site(
     async with Workshop(directory / "state", directory / "run") as workshop:
         for record in workshop.records():  # of a test that failed
             await workshop.remove(record.id)
-        await workshop.destroy(await workshop.create("last", image="busybox"))
+        await workshop.destroy(await create(workshop, "last", image="busybox"))
     surroundings.shared.remove(directory)
     assert not await wait_until_nothing_leaks(before, surroundings)
 

@@ -14,6 +14,7 @@ from atoll.supervisor.reconcile import Inherited
 from tests import kept
 from tests.contract.test_engine import leftovers, run
 from tests.contract.test_state_directory import ONE, open_workshop
+from tests.making import create
 from tests.native import native
 
 
@@ -37,7 +38,7 @@ async def left_by_an_earlier_version(
     """One that runs; its row and its disk say so as they did before. What its row says."""
     async with open_workshop(directory) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox", env={"COLOUR": "blue"})
+        live = await create(workshop, "one", image="busybox", env={"COLOUR": "blue"})
         await run(live, "sh", "-c", "echo kept >/f")
         row = msgspec.json.encode(as_before(kept.record(directory / "state", "one")))
         on_disk = {"version": 1, "mark": "created", "boot_id": boot_id(), "record": msgspec.Raw(row)}

@@ -31,6 +31,7 @@ from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.contract import dying_nursery
 from tests.contract.dying_nursery import Trap
+from tests.making import create
 from tests.native import agent_socket, linked, native
 
 
@@ -49,7 +50,7 @@ async def crashing(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Workshop
         workshop.images.add("busybox", busybox_root)
         yield workshop
     async with Workshop(tmp_path / "state", tmp_path / "run") as workshop:
-        await workshop.destroy(await workshop.create("next", image="busybox"))
+        await workshop.destroy(await create(workshop, "next", image="busybox"))
 
 
 def children_of(pid: int) -> set[int]:
@@ -81,7 +82,7 @@ async def run(live: LiveSandbox, *argv: str) -> bytes:
 
 
 async def test_a_started_sandbox_answers_and_a_stopped_one_is_gone(own: Workshop) -> None:
-    live = await own.create("one", image="busybox")
+    live = await create(own, "one", image="busybox")
     assert await run(live, "echo", "hello") == b"hello\n"
     assert Path(f"/proc/{native(live).process.pid}").exists()
     await own.engine.stop(live)
@@ -91,7 +92,7 @@ async def test_a_started_sandbox_answers_and_a_stopped_one_is_gone(own: Workshop
 
 
 async def test_stopping_ends_everything_that_ran_inside(own: Workshop) -> None:
-    live = await own.create("one", image="busybox")
+    live = await create(own, "one", image="busybox")
     await run(live, "sh", "-c", "setsid sleep 5555 & sleep 5555 & :")
     namespace = os.readlink(f"/proc/{native(live).process.pid}/ns/pid")
     assert len(processes_in(namespace)) == 3
@@ -113,7 +114,7 @@ def processes_in(namespace: str) -> list[str]:
 
 
 async def test_wait_returns_when_somebody_else_kills_it(own: Workshop) -> None:
-    live = await own.create("one", image="busybox")
+    live = await create(own, "one", image="busybox")
     waiting = [asyncio.create_task(own.engine.wait(live)) for _ in range(3)]
     await asyncio.sleep(0.05)
     assert not any(task.done() for task in waiting)
@@ -123,7 +124,7 @@ async def test_wait_returns_when_somebody_else_kills_it(own: Workshop) -> None:
 
 
 async def test_many_at_once(own: Workshop) -> None:
-    lives = await asyncio.gather(*(own.create(f"many-{number}", image="busybox") for number in range(40)))
+    lives = await asyncio.gather(*(create(own, f"many-{number}", image="busybox") for number in range(40)))
     answers = await asyncio.gather(*(run(live, "hostname") for live in lives))
     assert answers == [f"many-{number}\n".encode() for number in range(40)]
     assert len({native(live).uid_base for live in lives}) == 40
@@ -131,23 +132,23 @@ async def test_many_at_once(own: Workshop) -> None:
 
 
 async def test_destroying_leaves_no_file_behind(own: Workshop, tmp_path: Path) -> None:
-    live = await own.create("one", image="busybox")
+    live = await create(own, "one", image="busybox")
     await run(live, "sh", "-c", "mkdir -p /a/b; echo x >/a/b/c; ln -s /etc/passwd /a/link; chmod 000 /a/b")
     await own.destroy(live)
     await own.destroy(live)
     assert not leftovers(tmp_path)
     assert Path("/etc/passwd").exists()
-    live = await own.create("one", image="busybox")
+    live = await create(own, "one", image="busybox")
     assert await run(live, "ls", "/") and not await run(live, "ls", "/workspace")
     await own.destroy(live)
 
 
 async def test_sandboxes_outlive_the_nursery_and_the_next_start_makes_a_new_one(crashing: Workshop) -> None:
-    first = await crashing.create("first", image="busybox")
+    first = await create(crashing, "first", image="busybox")
     nursery = nursery_of(crashing)
     os.kill(nursery, signal.SIGKILL)
     assert await run(first, "echo", "alive") == b"alive\n"
-    second = await retry(lambda: crashing.create("second", image="busybox"))
+    second = await retry(lambda: create(crashing, "second", image="busybox"))
     assert await run(second, "echo", "new") == b"new\n"
     assert nursery_of(crashing) != nursery
     assert native(first).uid_base != native(second).uid_base
@@ -164,7 +165,7 @@ async def retry(create: Callable[[], Awaitable[LiveSandbox]]) -> LiveSandbox:
 
 
 async def test_embryos_end_with_their_nursery(crashing: Workshop) -> None:
-    live = await crashing.create("one", image="busybox")
+    live = await create(crashing, "one", image="busybox")
     nursery = nursery_of(crashing)
     while len(embryos := children_of(nursery) - {native(live).process.pid}) < 2:
         await asyncio.sleep(0.01)
@@ -183,11 +184,11 @@ def is_zombie(pid: int) -> bool:
 
 
 async def test_at_rest_nothing_of_the_engine_sees_the_disks_and_who_starts_waits(own: Workshop, tmp_path: Path) -> None:
-    one = await own.create("one", image="busybox")
+    one = await create(own, "one", image="busybox")
     nursery = nursery_of(own)
     async with own.engine.at_rest():
         assert not Path(f"/proc/{nursery}").exists()
-        starting = asyncio.create_task(own.create("two", image="busybox"))
+        starting = asyncio.create_task(create(own, "two", image="busybox"))
         assert await run(one, "echo", "hello") == b"hello\n"
         assert not starting.done() and list((tmp_path / "run/agents").iterdir()) == [agent_socket(one)]
     two = await starting
@@ -197,13 +198,13 @@ async def test_at_rest_nothing_of_the_engine_sees_the_disks_and_who_starts_waits
 
 
 async def test_an_embryo_that_was_killed_costs_nobody_a_sandbox(own: Workshop) -> None:
-    await own.destroy(await own.create("zero", image="busybox"))
+    await own.destroy(await create(own, "zero", image="busybox"))
     nursery = nursery_of(own)
     while len(embryos := [pid for pid in children_of(nursery) if not is_zombie(pid)]) < 2:
         await asyncio.sleep(0.01)
     for pid in embryos:
         os.kill(pid, signal.SIGKILL)
-    lives = await asyncio.gather(*(own.create(f"after-{number}", image="busybox") for number in range(4)))
+    lives = await asyncio.gather(*(create(own, f"after-{number}", image="busybox") for number in range(4)))
     assert [await run(live, "echo", "x") for live in lives] == [b"x\n"] * 4
     await asyncio.gather(*(own.destroy(live) for live in lives))
 
@@ -212,31 +213,31 @@ async def test_without_embryos_sandboxes_are_made_on_demand(tmp_path: Path, busy
     engine = NativeEngine(tmp_path / "state", tmp_path / "run", embryos=0)
     async with Workshop(tmp_path / "state", tmp_path / "run", engine=engine) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox")
+        live = await create(workshop, "one", image="busybox")
         assert await run(live, "hostname") == b"one\n"
         await workshop.destroy(live)
 
 
 async def test_a_cancelled_start_leaves_no_sandbox(own: Workshop) -> None:
-    await own.destroy(await own.create("zero", image="busybox"))
+    await own.destroy(await create(own, "zero", image="busybox"))
     nursery = nursery_of(own)
-    task = asyncio.create_task(own.create("never", image="busybox"))
+    task = asyncio.create_task(create(own, "never", image="busybox"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    live = await own.create("never", image="busybox")
+    live = await create(own, "never", image="busybox")
     while len(children_of(nursery)) > 3:  # this one and two embryos
         await asyncio.sleep(0.01)
     await own.destroy(live)
 
 
 async def test_starts_cancelled_at_any_moment_leave_nothing(own: Workshop, tmp_path: Path) -> None:
-    await own.destroy(await own.create("zero", image="busybox"))
+    await own.destroy(await create(own, "zero", image="busybox"))
     nursery = nursery_of(own)
     for number in range(40):
-        task = asyncio.create_task(own.create("never", image="busybox"))
+        task = asyncio.create_task(create(own, "never", image="busybox"))
         await asyncio.sleep(number * 0.0004)
         if task.done():
             await own.destroy(task.result())
@@ -253,10 +254,10 @@ async def test_starts_cancelled_at_any_moment_leave_nothing(own: Workshop, tmp_p
 async def test_a_nursery_that_is_stopped_is_ended_and_a_new_one_makes_what_was_asked_for(
     own: Workshop, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:
-    first = await own.create("first", image="busybox")
+    first = await create(own, "first", image="busybox")
     nursery = nursery_of(own)
     os.kill(nursery if part == "nursery" else zygote_of(nursery), signal.SIGSTOP)
-    lives = await asyncio.gather(*(own.create(f"one-{number}", image="busybox") for number in range(4)))
+    lives = await asyncio.gather(*(create(own, f"one-{number}", image="busybox") for number in range(4)))
     assert [await run(live, "echo", "x") for live in (first, *lives)] == [b"x\n"] * 5
     assert nursery_of(own) != nursery
     assert [record for record in caplog.records if "was stopped" in record.getMessage()]
@@ -264,14 +265,14 @@ async def test_a_nursery_that_is_stopped_is_ended_and_a_new_one_makes_what_was_a
 
 
 async def test_a_cancelled_create_does_not_wait_for_a_stopped_nursery(own: Workshop) -> None:
-    await own.destroy(await own.create("zero", image="busybox"))
+    await own.destroy(await create(own, "zero", image="busybox"))
     os.kill(nursery_of(own), signal.SIGSTOP)
-    task = asyncio.create_task(own.create("one", image="busybox"))
+    task = asyncio.create_task(create(own, "one", image="busybox"))
     await asyncio.sleep(0.1)  # by now it waits for its answer
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await own.destroy(await own.create("one", image="busybox"))
+    await own.destroy(await create(own, "one", image="busybox"))
 
 
 async def test_a_nursery_that_hangs_is_given_up(
@@ -282,15 +283,15 @@ async def test_a_nursery_that_hangs_is_given_up(
     engine = NativeEngine(tmp_path / "state", tmp_path / "run", embryos=0, nursery=program)
     async with Workshop(tmp_path / "state", tmp_path / "run", engine=engine) as workshop:
         workshop.images.add("busybox", busybox_root)
-        await workshop.destroy(await workshop.create("zero", image="busybox"))
+        await workshop.destroy(await create(workshop, "zero", image="busybox"))
         trap.set("announce")
         monkeypatch.setattr(nursery_process, "ANSWER_SECONDS", 0.2)  # a constant of ours; a minute would prove no more
         with pytest.raises(AtollError) as caught:
-            await workshop.create("one", image="busybox")
+            await create(workshop, "one", image="busybox")
         assert caught.value.code == ErrorCode.NURSERY_FAILED
         monkeypatch.undo()
         trap.open()
-        await workshop.destroy(await workshop.create("one", image="busybox"))
+        await workshop.destroy(await create(workshop, "one", image="busybox"))
     trap.close()
 
 
@@ -310,13 +311,13 @@ async def test_a_cpu_quota_that_the_kernel_refuses_fails_one_creation_and_no_oth
     own: Workshop, parents_of_groups: list[Path]
 ) -> None:
     """Version 1 refuses a group more than its parent has; 32 cpus are more than anybody else here wants."""
-    await own.destroy(await own.create("zero", image="busybox"))
+    await own.destroy(await create(own, "zero", image="busybox"))
     nursery = nursery_of(own)
     for file in parents_of_groups:
         file.write_text(str(32 * CPU_PERIOD_US))
     results = await asyncio.gather(
-        own.create("one", image="busybox", limits={"cpus": 33}),
-        own.create("two", image="busybox", limits={"cpus": 31}),
+        create(own, "one", image="busybox", limits={"cpus": 33}),
+        create(own, "two", image="busybox", limits={"cpus": 31}),
         return_exceptions=True,
     )
     refused, made = results
@@ -331,11 +332,11 @@ async def test_a_cpu_quota_that_the_kernel_refuses_fails_one_creation_and_no_oth
 
 
 async def test_a_sandbox_whose_record_cannot_be_written_is_ended(own: Workshop, tmp_path: Path) -> None:
-    await own.destroy(await own.create("zero", image="busybox"))
+    await own.destroy(await create(own, "zero", image="busybox"))
     nursery = nursery_of(own)
     kept.database_of(own).execute("PRAGMA query_only=1")
     with pytest.raises(AtollError) as caught:
-        await own.create("one", image="busybox")
+        await create(own, "one", image="busybox")
     assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
     kept.database_of(own).execute("PRAGMA query_only=0")
     assert not leftovers(tmp_path)
@@ -344,9 +345,9 @@ async def test_a_sandbox_whose_record_cannot_be_written_is_ended(own: Workshop, 
 
 
 async def test_destroying_again_does_not_touch_the_next_of_that_name(own: Workshop) -> None:
-    first = await own.create("same", image="busybox")
+    first = await create(own, "same", image="busybox")
     await own.destroy(first)
-    second = await own.create("same", image="busybox")
+    second = await create(own, "same", image="busybox")
     await own.destroy(first)
     assert await run(second, "sh", "-c", "echo x >/f; cat /f") == b"x\n"
     assert own.record(second.id).generation == second.generation
@@ -362,7 +363,7 @@ async def test_a_damaged_record_is_named(tmp_path: Path, stage: str) -> None:
         assert own.inherited == Inherited(damaged=(SandboxId("odd"),))
         assert own.records() == []
         with pytest.raises(AtollError) as caught:
-            await own.create("odd", image="busybox")
+            await create(own, "odd", image="busybox")
         assert caught.value.code == ErrorCode.SANDBOX_EXISTS
         if stage not in ("making", "removing"):
             with pytest.raises(AtollError) as caught:
@@ -377,7 +378,7 @@ async def test_a_private_umask_does_not_matter(tmp_path: Path, busybox_root: Pat
     try:
         async with Workshop(tmp_path / "state", tmp_path / "run") as workshop:
             workshop.images.add("busybox", busybox_root)
-            live = await workshop.create("one", image="busybox")
+            live = await create(workshop, "one", image="busybox")
             assert await run(live, "stat", "-c", "%a", "/", "/etc", "/etc/hosts", "/tmp") == (b"755\n755\n644\n1777\n")
             await workshop.destroy(live)
     finally:
@@ -388,6 +389,7 @@ MAKER = """
 import asyncio, sys
 from pathlib import Path
 from atoll.supervisor.workshop import Workshop
+from tests.making import create
 async def never_on_record(record):
     print("made", flush=True)
     sys.stdin.read()
@@ -396,7 +398,7 @@ async def main():
     workshop.images.add("busybox", Path(sys.argv[3]))
     if sys.argv[2] == "unrecorded":
         workshop._records.begin = never_on_record
-    await workshop.create("left", image="busybox")
+    await create(workshop, "left", image="busybox")
     print("made", flush=True)
     sys.stdin.read()
 asyncio.run(main())
@@ -407,6 +409,7 @@ async def left_behind(tmp_path: Path, how: str, busybox_root: Path) -> None:
     """A sandbox `left` made by a process that was then killed."""
     maker = subprocess.Popen(
         [sys.executable, "-c", MAKER, tmp_path, how, busybox_root],
+        cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -448,11 +451,11 @@ async def test_a_sandbox_that_was_not_on_record_ends_with_its_maker(
         with pytest.raises(LookupError):
             await own.adopt("left")
         await own.remove("left")
-        await own.destroy(await own.create("left", image="busybox"))
+        await own.destroy(await create(own, "left", image="busybox"))
 
 
 async def test_a_reused_pid_is_not_adopted(own: Workshop) -> None:
-    live = await own.create("one", image="busybox")
+    live = await create(own, "one", image="busybox")
     handle = native(live)
     for process in (
         replace(handle.process, pid=os.getpid()),
@@ -514,7 +517,7 @@ async def test_bad_input_is_refused_before_anything_is_made(
     own: Workshop, tmp_path: Path, arguments: dict[str, object], code: ErrorCode
 ) -> None:
     with pytest.raises(AtollError) as caught:
-        await own.create(**({"sandbox_id": "fine", "image": "busybox"} | arguments))  # type: ignore[arg-type]
+        await create(own, **({"sandbox_id": "fine", "image": "busybox"} | arguments))  # type: ignore[arg-type]
     assert caught.value.code == code
     assert caught.value.remedy
     assert not leftovers(tmp_path)
@@ -522,13 +525,13 @@ async def test_bad_input_is_refused_before_anything_is_made(
 
 async def test_an_unknown_image_lists_the_known(own: Workshop) -> None:
     with pytest.raises(LookupError, match="host, busybox"):
-        await own.create("x", image="nowhere")
+        await create(own, "x", image="nowhere")
 
 
 async def test_an_id_that_is_taken_is_refused_and_the_first_is_not_harmed(own: Workshop) -> None:
-    live = await own.create("one", image="busybox")
+    live = await create(own, "one", image="busybox")
     with pytest.raises(FileExistsError):
-        await own.create("one", image="busybox")
+        await create(own, "one", image="busybox")
     assert await run(live, "echo", "x") == b"x\n"
     await own.destroy(live)
 
@@ -545,12 +548,12 @@ async def test_an_image_that_cannot_be_idmapped_is_named(tmp_path: Path, busybox
         images = ImageCatalog(tmp_path / "state/images", HostImage(tmp_path / "state/images", usr=overlay))
         async with Workshop(tmp_path / "state", tmp_path / "run", engine=engine, images=images) as workshop:
             with pytest.raises(AtollError) as caught:
-                await workshop.create("one")
+                await create(workshop, "one")
             assert caught.value.code == ErrorCode.LAYER_NOT_IDMAPPABLE
             assert "ext4" in caught.value.remedy
             assert not leftovers(tmp_path)
             images.add("busybox", busybox_root)
-            await workshop.destroy(await workshop.create("one", image="busybox"))
+            await workshop.destroy(await create(workshop, "one", image="busybox"))
     finally:
         subprocess.run(["umount", overlay], check=True)
 
@@ -585,7 +588,7 @@ async def test_a_nursery_that_cannot_open_says_why(tmp_path: Path) -> None:
     engine = NativeEngine(tmp_path / "state", tmp_path / "run", exposed=(Path("/no/such/usr"),))
     async with Workshop(tmp_path / "state", tmp_path / "run", engine=engine) as workshop:
         with pytest.raises(AtollError) as caught:
-            await workshop.create("one")
+            await create(workshop, "one")
         assert caught.value.code == ErrorCode.NURSERY_FAILED
         assert "No such file" in caught.value.message
         assert not leftovers(tmp_path)

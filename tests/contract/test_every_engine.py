@@ -31,6 +31,7 @@ from atoll.supervisor.roster import Roster
 from atoll.supervisor.upkeep import set_upkeep
 from atoll.supervisor.workshop import Workshop
 from tests.contract.plain_engine import PlainEngine
+from tests.making import create
 
 SO_ORIGINAL_DST = 80
 ONE = SandboxId("one")
@@ -64,7 +65,7 @@ async def workshop(opened: Open) -> AsyncIterator[Workshop]:
 
 
 async def make(workshop: Workshop, name: str = "one") -> LiveSandbox:
-    return await workshop.create(name, image="busybox", env={"COLOUR": "blue"})
+    return await create(workshop, name, image="busybox", env={"COLOUR": "blue"})
 
 
 async def run(workshop: Workshop, live: LiveSandbox, script: str) -> str:
@@ -182,6 +183,7 @@ import asyncio, sys
 from pathlib import Path
 from atoll.supervisor.workshop import Workshop
 from tests.contract.test_every_engine import ENGINES
+from tests.making import create
 async def never_on_record(record):
     print("made", flush=True)
     sys.stdin.read()
@@ -190,7 +192,7 @@ async def main():
     workshop = Workshop(place / "state", place / "run", engine=ENGINES[sys.argv[2]](place))
     if sys.argv[3] == "unrecorded":
         workshop._records.begin = never_on_record
-    await workshop.create("one", image="busybox")
+    await create(workshop, "one", image="busybox")
     print("made", flush=True)
     sys.stdin.read()
 asyncio.run(main())

@@ -25,6 +25,7 @@ from tests.contract import dying_nursery
 from tests.contract.test_crashes import HANG_SECONDS, Site, children_of, is_alive
 from tests.contract.test_engine import run
 from tests.leaks import Surroundings
+from tests.making import create
 
 PATIENCE_SECONDS = 0.3
 
@@ -63,7 +64,7 @@ async def check_that_first_lives_on(directory: Path) -> None:
         live = await workshop.adopt("first")
         assert await run(live, "cat", "/kept") == b"first\n"
         await workshop.destroy(live)
-        await workshop.destroy(await workshop.create("next", image="busybox"))
+        await workshop.destroy(await create(workshop, "next", image="busybox"))
 
 
 @pytest.mark.parametrize("stopped", [("nursery",), ("zygote",), ("nursery", "zygote")])

@@ -17,6 +17,7 @@ from atoll.engine.native.uid_ranges import UidRanges
 from atoll.protocol.errors import AtollError
 from atoll.supervisor.workshop import Workshop
 from tests.contract.test_engine import nursery_of, run
+from tests.making import create
 
 FAILING_CHILDREN = """
 from atoll.engine.native import launcher, nursery
@@ -61,7 +62,7 @@ async def narrow(tmp_path: Path, busybox_root: Path) -> AsyncIterator[Workshop]:
 
 
 async def test_the_nursery_has_room_for_more_sandboxes_than_a_command_may_open_files(narrow: Workshop) -> None:
-    live = await narrow.create("one", image="busybox")
+    live = await create(narrow, "one", image="busybox")
     assert (await run(live, "sh", "-c", "ulimit -n")).strip() == b"100"
     nursery = nursery_of(narrow)
     limits = Path(f"/proc/{nursery}/limits").read_text()
@@ -77,4 +78,4 @@ async def test_a_child_that_fails_at_once_is_heard(tmp_path: Path, busybox_root:
     async with Workshop(tmp_path / "state", tmp_path / "run", engine=engine) as workshop:
         workshop.images.add("busybox", busybox_root)
         with pytest.raises(AtollError, match=r"keep some descriptors: .*no room for descriptors"):
-            await workshop.create("one", image="busybox")
+            await create(workshop, "one", image="busybox")

@@ -19,6 +19,7 @@ from atoll.protocol.commands import CommandOutput
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import linked, native
 
 SERVER = """
@@ -108,7 +109,7 @@ async def test_the_nursery_is_home_again_after_a_visit(host_box: Box, workshop: 
 
 @pytest.fixture
 async def small(workshop: Workshop) -> AsyncIterator[Box]:
-    live = await workshop.create("small", limits={"memory": "64MiB"})
+    live = await create(workshop, "small", limits={"memory": "64MiB"})
     async with linked(live) as link:
         yield Box(live, link, "host")
     await workshop.destroy(live)
@@ -175,7 +176,7 @@ async def test_of_those_who_together_hold_all_that_sockets_may_the_one_that_hold
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         ends: list[asyncio.Task[CommandOutput]] = []
         for number in range(IN_TURN + 2):  # so that one look at a few does not find enough
-            live = await workshop.create(f"holds-{number}", limits={"memory": "64MiB"})
+            live = await create(workshop, f"holds-{number}", limits={"memory": "64MiB"})
             stack.push_async_callback(workshop.destroy, live)
             link = await stack.enter_async_context(linked(live))
             ends.append(tasks.create_task(Box(live, link, "host").run("python3", "-c", HOLDING)))

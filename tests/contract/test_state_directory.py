@@ -33,6 +33,7 @@ from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.contract.test_engine import leftovers, run
+from tests.making import create
 
 ONE = SandboxId("one")
 MIB = 2**20
@@ -81,7 +82,7 @@ def take_record_off(workshop: Workshop, sandbox: str) -> None:
 async def test_a_damaged_record_is_made_anew_from_the_disk(tmp_path: Path, busybox_root: Path) -> None:
     async with open_workshop(tmp_path) as workshop:
         workshop.images.add("busybox", busybox_root)
-        await workshop.engine.release(await workshop.create("one", image="busybox", env={"A": "b" * 100_000}))
+        await workshop.engine.release(await create(workshop, "one", image="busybox", env={"A": "b" * 100_000}))
     content = kept.content(tmp_path / "state", "one")
     kept.put(tmp_path / "state", "one", "created", content[:40])
     async with open_workshop(tmp_path) as workshop:
@@ -98,7 +99,7 @@ async def test_a_record_damaged_everywhere_keeps_its_disk_and_lets_the_workshop_
 ) -> None:
     async with open_workshop(tmp_path) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox")
+        live = await create(workshop, "one", image="busybox")
         await run(live, "sh", "-c", "echo kept >/f")
         await workshop.engine.release(live)
         take_record_off(workshop, "one")
@@ -121,14 +122,14 @@ async def test_a_record_damaged_everywhere_keeps_its_disk_and_lets_the_workshop_
 async def test_a_sandbox_that_ended_keeps_its_files(tmp_path: Path, busybox_root: Path) -> None:
     async with open_workshop(tmp_path) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox")
+        live = await create(workshop, "one", image="busybox")
         await run(live, "sh", "-c", "echo kept >/f")
         await workshop.engine.stop(live)
     async with open_workshop(tmp_path) as workshop:
         assert workshop.inherited == Inherited(ended=(ONE,))
         assert (tmp_path / "state/disks/one/root/f").read_text() == "kept\n"
         with pytest.raises(FileExistsError):
-            await workshop.create("one", image="busybox")
+            await create(workshop, "one", image="busybox")
         await workshop.remove("one")
         assert not leftovers(tmp_path)
 
@@ -171,7 +172,7 @@ async def test_a_lost_database_is_made_anew_from_the_disks(
     async with open_workshop(tmp_path) as workshop:
         workshop.images.add("busybox", busybox_root)
         for name in ("one", "two"):
-            live = await workshop.create(name, image="busybox")
+            live = await create(workshop, name, image="busybox")
             await run(live, "sh", "-c", f"echo {name} >/f")
             await workshop.engine.release(live)
         await workshop.engine.stop(await workshop.adopt("two"))
@@ -198,7 +199,7 @@ async def test_a_lost_or_damaged_database_does_not_cost_disks_that_carry_nothing
     database, backup = tmp_path / "state" / NAME, tmp_path / "backup"
     async with open_workshop(tmp_path) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox")
+        live = await create(workshop, "one", image="busybox")
         await run(live, "sh", "-c", "echo kept >/f")
         await workshop.engine.release(live)
         take_record_off(workshop, "one")
@@ -232,7 +233,7 @@ async def test_records_that_an_earlier_version_kept_in_files_are_taken_over(tmp_
     async with open_workshop(tmp_path) as workshop:
         workshop.images.add("busybox", busybox_root)
         for name in ("one", "half-made", "half-removed", "damaged"):
-            live = await workshop.create(name, image="busybox", limits="lite")
+            live = await create(workshop, name, image="busybox", limits="lite")
             await run(live, "sh", "-c", "echo kept >/f")
             await workshop.engine.release(live)
             take_record_off(workshop, name)
@@ -293,16 +294,16 @@ async def test_a_removal_that_takes_its_time_holds_up_nobody(
 
     async with Workshop(tmp_path / "state", tmp_path / "run", storage=storage) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox")
+        live = await create(workshop, "one", image="busybox")
         monkeypatch.setattr(storage, "remove", take_time)
         removals = [asyncio.create_task(workshop.destroy(live)) for _ in range(2)]
         await asyncio.to_thread(has_begun.wait, HANG_SECONDS)
         removals[0].cancel()  # which waits for the thread
         with pytest.raises(AtollError, match="SANDBOX_EXISTS"):
-            await workshop.create("one", image="busybox")
+            await create(workshop, "one", image="busybox")
         may_end.set()
         await asyncio.gather(*removals, return_exceptions=True)
-        await workshop.destroy(await workshop.create("one", image="busybox"))
+        await workshop.destroy(await create(workshop, "one", image="busybox"))
         assert storage.names() == set()
 
 
@@ -314,7 +315,7 @@ async def test_a_removal_that_fails_is_finished_by_the_next_try(
 
     async with open_workshop(tmp_path) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox")
+        live = await create(workshop, "one", image="busybox")
         with monkeypatch.context() as patch:
             patch.setattr(workshop.storage, "remove", fail)
             with pytest.raises(OSError):
@@ -328,10 +329,10 @@ async def test_a_removal_that_fails_is_finished_by_the_next_try(
 async def test_a_handle_from_before_does_not_harm_the_next_of_that_name(tmp_path: Path, busybox_root: Path) -> None:
     async with open_workshop(tmp_path) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox")
+        live = await create(workshop, "one", image="busybox")
         old = await workshop.adopt("one")
         await workshop.destroy(live)
-        new = await workshop.create("one", image="busybox")
+        new = await create(workshop, "one", image="busybox")
         await workshop.destroy(old)
         assert await run(new, "echo", "x") == b"x\n"
         assert workshop.record(ONE).generation == new.generation
@@ -378,16 +379,16 @@ async def test_a_full_disk_makes_no_half_sandbox_and_goes_on_when_it_has_space(
     async with open_workshop(larger_disk) as workshop:
         workshop.images.add("busybox", busybox_root)
         filler = fill(larger_disk, 0)
-        made = [await workshop.create("first", image="busybox", limits={"disk": "300MiB"})]
+        made = [await create(workshop, "first", image="busybox", limits={"disk": "300MiB"})]
         with pytest.raises(OSError) as caught:
             for number in range(100):
-                made.append(await workshop.create(f"more-{number}", image="busybox", limits={"disk": "300MiB"}))
+                made.append(await create(workshop, f"more-{number}", image="busybox", limits={"disk": "300MiB"}))
         assert isinstance(caught.value, AtollError) and caught.value.code == ErrorCode.NO_SPACE
         assert "free space on that disk" in caught.value.remedy
         assert len(leftovers(larger_disk)) == 2 * len(made)
         assert await run(made[0], "sh", "-c", "echo x >/f; sync /f; cat /f") == b"x\n"
         filler.unlink()
-        await workshop.destroy(await workshop.create("one", image="busybox", limits={"disk": "20MiB"}))
+        await workshop.destroy(await create(workshop, "one", image="busybox", limits={"disk": "20MiB"}))
         for live in made:
             await workshop.destroy(live)
 
@@ -407,7 +408,7 @@ async def crowded(small_disk: Path, tmp_path: Path, busybox_root: Path) -> Async
     engine, storage = NativeEngine(tmp_path, tmp_path / "run"), PoolStorage(tmp_path / "pool")
     state = small_disk / "state"
     async with Workshop(state, tmp_path / "run", images=images, engine=engine, storage=storage) as workshop:
-        await workshop.destroy(await workshop.create("one", image="busybox", limits="lite"))
+        await workshop.destroy(await create(workshop, "one", image="busybox", limits="lite"))
         yield workshop
 
 
@@ -415,17 +416,17 @@ async def crowded(small_disk: Path, tmp_path: Path, busybox_root: Path) -> Async
 async def test_a_record_that_finds_no_space_ends_the_sandbox(crowded: Workshop, small_disk: Path) -> None:
     filler = fill(small_disk, 0)
     with pytest.raises(AtollError) as caught:
-        await crowded.create("one", image="busybox", limits="lite")
+        await create(crowded, "one", image="busybox", limits="lite")
     assert caught.value.code == ErrorCode.NO_SPACE
     assert not crowded.storage.names() and not kept.stages(small_disk / "state")
     filler.unlink()
-    await crowded.destroy(await crowded.create("one", image="busybox", limits="lite"))
+    await crowded.destroy(await create(crowded, "one", image="busybox", limits="lite"))
 
 
 async def test_on_a_full_disk_sandboxes_are_put_on_record_and_taken_off_it(crowded: Workshop, small_disk: Path) -> None:
     filler = fill(small_disk, 0)
     for _ in range(3):
-        live = await crowded.create("one", image="busybox", limits="lite")
+        live = await create(crowded, "one", image="busybox", limits="lite")
         assert kept.stages(small_disk / "state") == {"one": "created"}
         await crowded.destroy(live)
         assert not kept.stages(small_disk / "state") and not crowded.storage.names()
@@ -436,7 +437,7 @@ async def test_on_a_full_disk_sandboxes_are_put_on_record_and_taken_off_it(crowd
 async def test_without_space_for_its_record_a_sandbox_is_ended_and_forgotten_later(
     crowded: Workshop, small_disk: Path
 ) -> None:
-    live = await crowded.create("one", image="busybox", limits="lite")
+    live = await create(crowded, "one", image="busybox", limits="lite")
     filler = fill(small_disk, 0)
     with pytest.raises(AtollError) as caught:
         await crowded.destroy(live)
@@ -446,7 +447,7 @@ async def test_without_space_for_its_record_a_sandbox_is_ended_and_forgotten_lat
     filler.unlink()
     await crowded.remove("one")
     assert not kept.stages(small_disk / "state")
-    await crowded.destroy(await crowded.create("one", image="busybox", limits="lite"))
+    await crowded.destroy(await create(crowded, "one", image="busybox", limits="lite"))
 
 
 @pytest.mark.usefixtures("no_reserve")
@@ -478,14 +479,14 @@ async def test_a_pool_whose_host_disk_is_full_takes_less_and_lives_on(larger_dis
     """A sandbox would fill the host's disk through its own."""
     async with open_workshop(larger_disk) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox", limits={"disk": "1500MiB"})
+        live = await create(workshop, "one", image="busybox", limits={"disk": "1500MiB"})
         filler = fill(larger_disk, 0)
         said = await run(live, "sh", "-c", "dd if=/dev/zero of=/f bs=1M count=1490 2>&1; sync; echo x >/g")
         assert b"space" in said or b"uota" in said
         assert await run(live, "sh", "-c", "rm /f; until echo x >/g; do sync; done; cat /g") == b"x\n"
         filler.unlink()
         await workshop.destroy(live)
-        await workshop.destroy(await workshop.create("two", image="busybox", limits={"disk": "20MiB"}))
+        await workshop.destroy(await create(workshop, "two", image="busybox", limits={"disk": "20MiB"}))
 
 
 async def test_a_workshop_that_cannot_open_its_pool_lets_go_of_everything(tmp_path: Path) -> None:
@@ -519,7 +520,7 @@ async def test_the_largest_limits_that_are_accepted_can_be_set(tmp_path: Path, b
     limits = Limits(cpus=float(MAX_CPUS), memory=MAX_BYTES, disk=MAX_BYTES, pids=MAX_PIDS)
     async with Workshop(tmp_path / "state", tmp_path / "run", storage=storage) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox", limits=limits)
+        live = await create(workshop, "one", image="busybox", limits=limits)
         assert await run(live, "echo", "x") == b"x\n"
         await workshop.destroy(live)
 
@@ -528,7 +529,7 @@ async def test_a_disk_larger_than_can_be_promised_is_refused(tmp_path: Path, bus
     async with open_workshop(tmp_path) as workshop:
         workshop.images.add("busybox", busybox_root)
         with pytest.raises(AtollError) as caught:
-            await workshop.create("one", image="busybox", limits={"disk": MAX_BYTES})
+            await create(workshop, "one", image="busybox", limits={"disk": MAX_BYTES})
         assert caught.value.code == ErrorCode.DISK_COMMITTED
         assert caught.value.remedy
         assert not leftovers(tmp_path)

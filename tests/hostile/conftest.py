@@ -21,6 +21,7 @@ from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.conftest import Box
 from tests.leaks import Surroundings
+from tests.making import create
 from tests.native import linked, native
 
 OF_THE_HOST = (Defence.DISK_QUOTA, Defence.FILE_MAX, Defence.HOARD_WATCH)  # the nursery has no part in them
@@ -31,7 +32,7 @@ _numbers = itertools.count()
 
 @asynccontextmanager
 async def sandbox(workshop: Workshop, limits: Limits | None = None) -> AsyncIterator[Box]:
-    live = await workshop.create(f"hostile-{next(_numbers)}", limits=limits)
+    live = await create(workshop, f"hostile-{next(_numbers)}", limits=limits)
     try:
         async with linked(live) as link:
             yield Box(live, link, "host")

@@ -38,6 +38,7 @@ from atoll.supervisor.roster import Roster
 from atoll.supervisor.upkeep import set_upkeep
 from atoll.supervisor.workshop import Workshop
 from tests import kept
+from tests.making import create
 from tests.native import native
 
 HANG_SECONDS = 60.0
@@ -115,7 +116,7 @@ async def test_a_lack_of_descriptors_at_the_moment_it_is_made_starts_no_second_o
 
 
 async def test_one_that_still_runs_is_ended_before_another_starts_on_its_disk(workshop: Workshop) -> None:
-    lost = await workshop.create("lost", image="busybox")
+    lost = await create(workshop, "lost", image="busybox")
     found = await workshop.start(lost.id)
     try:
         async with asyncio.timeout(HANG_SECONDS):
@@ -149,7 +150,7 @@ async def test_the_timeline_of_one_whose_creation_was_not_noted_begins_with_it(w
     """The server that made it was killed in between; of the one before it the end was noted."""
     timeline = workshop.store.timeline
     await timeline.add(SandboxId("unnoted"), "destroyed", cause="a test", by="me")
-    live = await workshop.create("unnoted", image="busybox")
+    live = await create(workshop, "unnoted", image="busybox")
     await workshop.engine.release(live)
     async with Roster(workshop, timeline) as roster:
         assert [event.what for event in await roster.actor("unnoted").events(0)] == ["created"]

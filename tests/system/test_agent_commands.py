@@ -14,6 +14,7 @@ from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.limits import MIB, MIN_MEMORY
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import linked
 
 
@@ -238,7 +239,7 @@ async def test_commands_while_memory_is_short_do_not_cost_the_agent(
     workshop: Workshop, memory: int, hogs_in_all: int
 ) -> None:
     """Each hog grows until it is killed; of many, each is still smaller than the agent when memory runs out."""
-    live = await workshop.create("short", image="busybox", limits={"memory": memory})
+    live = await create(workshop, "short", image="busybox", limits={"memory": memory})
     async with linked(live) as link:
         hogs = [asyncio.create_task(link.run(Exec(argv=["sort", "/dev/zero"]))) for _ in range(hogs_in_all)]
         while not all(task.done() for task in hogs):

@@ -33,6 +33,7 @@ from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import linked, native
 from tests.system.file_calls import FileCalls
 from tests.system.test_agent_protocol import connect
@@ -237,7 +238,7 @@ async def test_a_write_that_is_given_up_leaves_nothing(calls: FileCalls, box: Bo
 
 
 async def test_a_full_disk_is_an_error_and_leaves_nothing(workshop: Workshop) -> None:
-    live = await workshop.create("full-disk", limits=Limits(disk="64MiB"))
+    live = await create(workshop, "full-disk", limits=Limits(disk="64MiB"))
     async with linked(live) as link:
         calls = FileCalls(link)
         with pytest.raises(OSError) as caught:

@@ -18,6 +18,7 @@ from atoll.protocol.processes import StartProcess, WaitForExit
 from atoll.protocol.sessions import CreateSession
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import linked, native
 from tests.system.test_terminals import Desk
 
@@ -33,7 +34,7 @@ async def limited_box(tmp_path: Path, busybox: Path, soft: int, hard: int) -> As
         workshop = Workshop(tmp_path / "state", tmp_path / "run")
     async with workshop:
         workshop.images.add("busybox", busybox)
-        live = await workshop.create("limited", image="busybox")
+        live = await create(workshop, "limited", image="busybox")
         async with linked(live) as link:
             yield Box(live, link, "busybox")
         await workshop.destroy(live)

@@ -20,6 +20,7 @@ from atoll.engine.native.uid_ranges import FIRST_BASE, RANGE_SIZE
 from atoll.protocol.commands import Exec
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import native
 
 
@@ -302,10 +303,10 @@ async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Bo
 
 async def test_one_sandboxs_environment_is_not_in_the_memory_of_the_next(workshop: Workshop) -> None:
     canary = "canary-" + os.urandom(12).hex()
-    secret = await workshop.create("secretive", image="busybox", env={"API_KEY": canary})
+    secret = await create(workshop, "secretive", image="busybox", env={"API_KEY": canary})
     assert canary.encode() in memory_of(native(secret).process.pid)
     for number in range(4):
-        live = await workshop.create(f"curious-{number}", image="busybox")
+        live = await create(workshop, f"curious-{number}", image="busybox")
         assert canary.encode() not in memory_of(native(live).process.pid)
         await workshop.destroy(live)
     await workshop.destroy(secret)

@@ -14,6 +14,7 @@ from atoll.protocol.errors import ErrorCode, LimitReachedError
 from atoll.protocol.limits import Limits
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import linked, native
 
 CAP_SYS_RESOURCE = 24
@@ -22,7 +23,7 @@ SMALL = Limits(cpus=0.5, memory="64MiB", pids=32)
 
 @pytest.fixture
 async def small(workshop: Workshop) -> AsyncIterator[Box]:
-    live = await workshop.create("small", image="host", limits=SMALL)
+    live = await create(workshop, "small", image="host", limits=SMALL)
     async with linked(live) as link:
         yield Box(live, link, "host")
     await workshop.destroy(live)
@@ -82,7 +83,7 @@ async def test_freezing_stops_time_and_thawing_goes_on(host_box: Box, workshop: 
 
 
 async def test_a_frozen_sandbox_can_be_destroyed(workshop: Workshop) -> None:
-    live = await workshop.create("ice", image="busybox")
+    live = await create(workshop, "ice", image="busybox")
     await workshop.engine.freeze(live)
     await workshop.destroy(live)
 

@@ -27,6 +27,7 @@ from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.contract.test_engine import run
+from tests.making import create
 from tests.native import native
 from tests.system.conftest import serving
 from tests.system.serving import RunningServer
@@ -40,7 +41,7 @@ async def lose(directory: Path, busybox_root: Path, *, without_record: str) -> N
     async with Workshop(directory / "state", directory / "run") as workshop:
         workshop.images.add("busybox", busybox_root)
         for name in ("one", "two"):
-            live = await workshop.create(name, image="busybox")
+            live = await create(workshop, name, image="busybox")
             await run(live, "sh", "-c", f"echo {name} >/f")
             await workshop.engine.stop(live)
         disks = {name: workshop.storage.find(SandboxId(name)) for name in ("one", "two")}
@@ -108,7 +109,7 @@ async def test_what_runs_on_a_disk_that_is_set_aside_is_ended_before_another_can
     state, runtime = tmp_path / "state", tmp_path / "run"
     async with Workshop(state, runtime) as workshop:
         workshop.images.add("busybox", busybox_root)
-        live = await workshop.create("one", image="busybox")
+        live = await create(workshop, "one", image="busybox")
         os.removexattr(workshop.storage.find(SandboxId("one")), "user.atoll.record")
         first = os.pidfd_open(native(live).process.pid)
         await workshop.engine.release(live)
@@ -126,7 +127,7 @@ async def test_a_lost_disk_is_removed_when_asked_or_after_a_long_time(tmp_path: 
     state, runtime = tmp_path / "state", tmp_path / "run"
     async with Workshop(state, runtime) as workshop:
         assert workshop.inherited.set_aside == ("one", "two")
-        await workshop.engine.release(await workshop.create("one", image="busybox"))
+        await workshop.engine.release(await create(workshop, "one", image="busybox"))
         workshop.storage.set_aside(SandboxId("one"), first_note("a test", datetime.now(UTC)))
         assert workshop.storage.lost.names() == ["one", "one.2", "two"]
         await workshop.remove_lost("one")

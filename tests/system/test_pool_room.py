@@ -30,6 +30,7 @@ from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
 from tests.kept import database_of
+from tests.making import create
 from tests.native import linked
 from tests.system.failing_pool import fill, host_disk_of
 
@@ -70,7 +71,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
 async def try_short_life(workshop: Workshop) -> None:
     """A sandbox made, used and destroyed; or NO_SPACE, with nothing left of it."""
     try:
-        live = await workshop.create("room-short", image="busybox", limits={"disk": "300MiB"})
+        live = await create(workshop, "room-short", image="busybox", limits={"disk": "300MiB"})
     except AtollError as problem:
         assert problem.code is ErrorCode.NO_SPACE and "free" in problem.message and problem.remedy, problem
     else:
@@ -84,7 +85,7 @@ async def test_a_host_disk_that_somebody_fills_stops_writers_and_nothing_else(
 ) -> None:
     workshop, limits = workshop_on, {"disk": "300MiB"}
     kept, *writers = [
-        await workshop.create(name, image="busybox", limits=limits) for name in ("room-kept", "room-one", "room-two")
+        await create(workshop, name, image="busybox", limits=limits) for name in ("room-kept", "room-one", "room-two")
     ]
     await sh(kept, "echo kept >/kept; sync")
     writing = [asyncio.create_task(sh(writer, WRITER.format(rounds=40))) for writer in writers]
@@ -98,7 +99,7 @@ async def test_a_host_disk_that_somebody_fills_stops_writers_and_nothing_else(
     await workshop.destroy(writers[0])
     other.unlink()
     assert (await sh(writers[1], "rm -f /f*; dd if=/dev/zero of=/f bs=1M count=8 conv=fsync")).done.exit_code == 0
-    await workshop.destroy(await workshop.create("room-next", image="busybox", limits=limits))
+    await workshop.destroy(await create(workshop, "room-next", image="busybox", limits=limits))
     for live in (kept, writers[1]):
         await workshop.destroy(live)
 
@@ -121,10 +122,10 @@ async def test_who_writes_all_there_is_leaves_others_theirs(
 ) -> None:
     """Those that are there, and those that come. The hog's own disk is larger than what there is."""
     workshop = workshop_on
-    hog, neighbour = [await workshop.create(name, image="busybox") for name in ("room-hog", "room-small")]
+    hog, neighbour = [await create(workshop, name, image="busybox") for name in ("room-hog", "room-small")]
     assert b"uota" in (await sh(hog, hogging)).stderr
     assert (await sh(neighbour, IN_SMALL)).done.exit_code == 0
-    late = await workshop.create("room-late", image="busybox")
+    late = await create(workshop, "room-late", image="busybox")
     assert (await sh(late, IN_SMALL)).done.exit_code == 0
     before = workshop.storage.used(SandboxId("room-hog"))
     await workshop.destroy(hog)
@@ -140,7 +141,7 @@ async def test_who_writes_all_there_is_leaves_others_theirs(
 
 async def test_most_of_what_there_is_can_be_written(workshop_on: Workshop) -> None:
     """Quotas follow a writer from look to look, and do not stop it as long as there is room."""
-    live = await workshop_on.create("room-hog", image="busybox")
+    live = await create(workshop_on, "room-hog", image="busybox")
     said = (await sh(live, "while dd if=/dev/zero bs=1M count=4 >>/f; do sync; done; du -m /f")).stdout
     assert int(said.split()[0]) > workshop_on.storage.largest_disk // MIB * 2 // 3
     await workshop_on.destroy(live)
@@ -149,11 +150,11 @@ async def test_most_of_what_there_is_can_be_written(workshop_on: Workshop) -> No
 async def test_where_a_disk_of_the_usual_size_cannot_be_there_are_smaller_ones(workshop_on: Workshop) -> None:
     most = workshop_on.storage.largest_disk
     for number, limits in enumerate((None, {"cpus": 1})):
-        live = await workshop_on.create(f"room-{number}", image="busybox", limits=limits)
+        live = await create(workshop_on, f"room-{number}", image="busybox", limits=limits)
         assert workshop_on.record(live.id).limits.disk == most < Limits().disk
         await workshop_on.destroy(live)
     with pytest.raises(AtollError) as caught:
-        await workshop_on.create("room-large", image="busybox", limits={"disk": Limits().disk})
+        await create(workshop_on, "room-large", image="busybox", limits={"disk": Limits().disk})
     assert caught.value.code is ErrorCode.DISK_COMMITTED
 
 
@@ -230,8 +231,8 @@ async def test_a_pool_that_takes_nothing_more_is_named_by_every_operation(
     workshop_on: Workshop, host_disk: Path
 ) -> None:
     workshop, disks = workshop_on, host_disk / "state/disks"
-    await workshop.create("room-one", image="busybox", limits={"disk": "100MiB"})
-    ended = await workshop.create("room-two", image="busybox", limits={"disk": "100MiB"})
+    await create(workshop, "room-one", image="busybox", limits={"disk": "100MiB"})
+    ended = await create(workshop, "room-two", image="busybox", limits={"disk": "100MiB"})
     await workshop.engine.stop(ended)
     async with Roster(workshop, workshop.store.timeline) as roster:
         subprocess.run(["mount", "-o", "remount,ro", disks], check=True)
@@ -263,7 +264,7 @@ async def test_a_pool_that_was_read_only_when_the_nursery_began_is_written_to_af
     workshop_on: Workshop, host_disk: Path
 ) -> None:
     workshop, disks = workshop_on, host_disk / "state/disks"
-    await workshop.engine.stop(await workshop.create("room-one", image="busybox", limits={"disk": "100MiB"}))
+    await workshop.engine.stop(await create(workshop, "room-one", image="busybox", limits={"disk": "100MiB"}))
     async with workshop.engine.at_rest():  # the next to start something makes another nursery
         pass
     subprocess.run(["mount", "-o", "remount,ro", disks], check=True)
@@ -272,7 +273,7 @@ async def test_a_pool_that_was_read_only_when_the_nursery_began_is_written_to_af
     subprocess.run(["mount", "-o", "remount,rw", disks], check=True)
     for live in (
         await workshop.start(SandboxId("room-one")),
-        await workshop.create("room-two", image="busybox", limits={"disk": "100MiB"}),
+        await create(workshop, "room-two", image="busybox", limits={"disk": "100MiB"}),
     ):
         assert (await sh(live, "echo x >/f && cat /f")).stdout == b"x\n"
         await workshop.destroy(live)
@@ -280,10 +281,10 @@ async def test_a_pool_that_was_read_only_when_the_nursery_began_is_written_to_af
 
 async def test_while_the_state_is_away_nothing_is_made_where_it_was(workshop_on: Workshop, host_disk: Path) -> None:
     workshop, database = workshop_on, database_of(workshop_on).path
-    ended = await workshop.create("room-one", image="busybox", limits={"disk": "100MiB"})
+    ended = await create(workshop, "room-one", image="busybox", limits={"disk": "100MiB"})
     await workshop.engine.stop(ended)
     away = database.rename(database.with_name("away"))
-    for attempt in (workshop.create("room-two", image="host"), workshop.start(ended.id)):
+    for attempt in (create(workshop, "room-two", image="host"), workshop.start(ended.id)):
         problem = await said_by(attempt)
         assert problem.code is ErrorCode.STATE_DIRECTORY_UNUSABLE and "not there any more" in problem.message, problem
     assert not list(host_disk.glob("state/images/host/*"))
@@ -292,12 +293,12 @@ async def test_while_the_state_is_away_nothing_is_made_where_it_was(workshop_on:
 
 
 async def test_a_full_pool_is_named_with_what_is_left(workshop_on: Workshop, host_disk: Path) -> None:
-    with_image = await workshop_on.create("room-first", image="busybox", limits={"disk": "300MiB"})
+    with_image = await create(workshop_on, "room-first", image="busybox", limits={"disk": "300MiB"})
     filler = fill(host_disk)
     made = [with_image]
     with pytest.raises(AtollError) as caught:
         for number in range(100):
-            made.append(await workshop_on.create(f"room-{number}", image="busybox", limits={"disk": "300MiB"}))
+            made.append(await create(workshop_on, f"room-{number}", image="busybox", limits={"disk": "300MiB"}))
     problem = caught.value
     assert problem.code is ErrorCode.NO_SPACE and "namespaces" not in problem.remedy, problem
     assert problem.context["host_free"] == 0 and problem.context["disks"] == len(made)
@@ -307,7 +308,7 @@ async def test_a_full_pool_is_named_with_what_is_left(workshop_on: Workshop, hos
 
 
 async def test_a_sandbox_whose_own_disk_is_full_starts_or_says_so(workshop_on: Workshop) -> None:
-    live = await workshop_on.create("room-own", image="busybox", limits={"disk": "1MiB"})
+    live = await create(workshop_on, "room-own", image="busybox", limits={"disk": "1MiB"})
     await sh(live, "dd if=/dev/zero of=/f bs=4k count=1000; i=0; while echo x >/g$i; do i=$((i+1)); done; sync")
     await workshop_on.engine.stop(live)
     try:

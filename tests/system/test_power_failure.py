@@ -25,6 +25,7 @@ from atoll.supervisor.records import Row, Stage
 from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.contract import maker
+from tests.making import create
 
 SIZE = 3 * 2**30  # sparse
 HANG_SECONDS = 60.0
@@ -234,8 +235,8 @@ async def test_a_log_cut_at_any_frame_costs_no_sandbox(tmp_path: Path, busybox_r
     async with Workshop(state, tmp_path / "run") as workshop:
         workshop.images.add("busybox", busybox_root)
         for name in names:
-            await workshop.engine.stop(await workshop.create(name, image="busybox", limits="lite"))
-        await workshop.engine.release(await workshop.create("destroyed", image="busybox", limits="lite"))
+            await workshop.engine.stop(await create(workshop, name, image="busybox", limits="lite"))
+        await workshop.engine.release(await create(workshop, "destroyed", image="busybox", limits="lite"))
         await workshop.remove("destroyed")
         database, log = (state / NAME).read_bytes(), (state / f"{NAME}-wal").read_bytes()
         disks = look_at_disks(workshop.storage)

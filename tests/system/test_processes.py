@@ -38,6 +38,7 @@ from atoll.protocol.sessions import CreateSession, DeleteSession, SetEnvironment
 from atoll.supervisor.agent_connection import AgentConnection
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import linked, native
 
 T = TypeVar("T")
@@ -617,7 +618,7 @@ async def test_many_readers_get_the_same(processes: Processes) -> None:
 
 
 async def test_a_full_disk_costs_history_and_nothing_else(workshop: Workshop) -> None:
-    live = await workshop.create("full-disk", image="busybox", limits={"disk": "16MiB"})
+    live = await create(workshop, "full-disk", image="busybox", limits={"disk": "16MiB"})
     async with linked(live) as link:
         processes = Processes(Box(live, link, "busybox"))
         await processes.box.sh("dd if=/dev/zero of=/fill bs=1M; dd if=/dev/zero of=/fill2 bs=1k; sync")

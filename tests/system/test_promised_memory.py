@@ -10,6 +10,7 @@ import pytest
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.supervisor.promised_memory import PromisedMemory
 from atoll.supervisor.workshop import Workshop
+from tests.making import create
 
 MIB = 2**20
 MEMORY_OF_MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -60,14 +61,14 @@ async def test_what_runs_counts_and_what_is_stopped_does_not(tmp_path: Path, bus
 
     async with opened() as workshop:
         workshop.images.add("busybox", busybox_root)
-        one = await workshop.create("one", image="busybox", limits=limits)
-        await workshop.engine.release(await workshop.create("two", image="busybox", limits=limits))
+        one = await create(workshop, "one", image="busybox", limits=limits)
+        await workshop.engine.release(await create(workshop, "two", image="busybox", limits=limits))
         with pytest.raises(AtollError) as caught:
-            await workshop.create("three", image="busybox", limits=limits)
+            await create(workshop, "three", image="busybox", limits=limits)
         assert caught.value.code is ErrorCode.MEMORY_COMMITTED
         assert "three" not in workshop.storage.names()
         await workshop.stop(one)
-        await workshop.engine.release(await workshop.create("three", image="busybox", limits=limits))
+        await workshop.engine.release(await create(workshop, "three", image="busybox", limits=limits))
         with pytest.raises(AtollError, match="MEMORY_COMMITTED"):
             await workshop.start(one.id)
 

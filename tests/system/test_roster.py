@@ -24,6 +24,7 @@ from atoll.supervisor.roster import MANY_ACTORS, Roster
 from atoll.supervisor.upkeep import set_upkeep
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 
 HANG_SECONDS = 60.0
 ASLEEP = 300
@@ -55,7 +56,7 @@ async def test_a_server_that_may_have_too_few_descriptors_for_what_runs_says_how
     state, runtime = tmp_path / "state", tmp_path / "run"
     async with Workshop(state, runtime) as workshop:
         workshop.images.add("busybox", busybox_root)
-        lives = [await workshop.create(f"many-{number}", image="busybox") for number in range(3)]
+        lives = [await create(workshop, f"many-{number}", image="busybox") for number in range(3)]
         for live in lives:
             await workshop.engine.release(live)
         names = [live.id for live in lives]

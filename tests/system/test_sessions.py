@@ -15,6 +15,7 @@ from atoll.protocol.limits import Limits
 from atoll.protocol.sessions import CreateSession, DeleteSession, ListSessions, SetEnvironment
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import linked
 from tests.system.test_agent_commands import time_out_after_printing, wait_until_gone
 
@@ -360,7 +361,7 @@ SMALL = Limits(cpus=1, memory="64MiB", pids=64)
 
 @pytest.fixture
 async def small(workshop: Workshop) -> AsyncIterator[Box]:
-    live = await workshop.create("small-session", image="host", limits=SMALL)
+    live = await create(workshop, "small-session", image="host", limits=SMALL)
     async with linked(live) as link:
         yield Box(live, link, "host")
     await workshop.destroy(live)

@@ -18,6 +18,7 @@ from atoll.protocol.limits import MIB, Limits
 from atoll.storage.pool import PoolStorage
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import linked
 from tests.system.serving import RunningServer
 
@@ -35,7 +36,7 @@ PATH = "/v1/sandboxes/grown"
 
 @pytest.fixture
 async def small(workshop: Workshop) -> AsyncIterator[Box]:
-    live = await workshop.create("small", image="host", limits=SMALL)
+    live = await create(workshop, "small", image="host", limits=SMALL)
     async with linked(live) as link:
         yield Box(live, link, "host")
     await workshop.remove("small")

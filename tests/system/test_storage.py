@@ -25,6 +25,7 @@ from atoll.storage.mounting import MIN_POOL
 from atoll.storage.pool import PoolStorage, open_storage
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import agent_socket, linked, native
 
 ONE, TWO = SandboxId("one"), SandboxId("two")
@@ -45,7 +46,7 @@ def pool(tmp_path: Path) -> Iterator[PoolStorage]:
 
 
 async def test_a_full_disk_can_be_emptied_from_inside(workshop: Workshop) -> None:
-    live = await workshop.create("filler", image="busybox", limits=Limits(disk="20MiB"))
+    live = await create(workshop, "filler", image="busybox", limits=Limits(disk="20MiB"))
     async with linked(live) as link:
         box = Box(live, link, "busybox")
         output = await box.sh("dd if=/dev/zero of=/workspace/f bs=1M count=100")
@@ -69,8 +70,8 @@ def test_a_process_without_descriptors_is_not_a_damaged_pool(pool: PoolStorage) 
 
 
 async def test_a_full_disk_is_its_owners_problem_alone(workshop: Workshop) -> None:
-    full = await workshop.create("full", image="busybox", limits=Limits(disk="20MiB"))
-    neighbour = await workshop.create("neighbour", image="busybox", limits=Limits(disk="20MiB"))
+    full = await create(workshop, "full", image="busybox", limits=Limits(disk="20MiB"))
+    neighbour = await create(workshop, "neighbour", image="busybox", limits=Limits(disk="20MiB"))
     async with linked(full) as one, linked(neighbour) as other:
         await Box(full, one, "busybox").sh("dd if=/dev/zero of=/f bs=1M count=100")
         output = await other.run(Exec(argv=["sh", "-c", "dd if=/dev/zero of=/f bs=1M count=10 2>/dev/null; wc -c </f"]))
@@ -81,7 +82,7 @@ async def test_a_full_disk_is_its_owners_problem_alone(workshop: Workshop) -> No
 
 
 async def test_a_disk_starts_again_under_other_ids_with_the_same_owners(workshop: Workshop) -> None:
-    live = await workshop.create("again", image="busybox")
+    live = await create(workshop, "again", image="busybox")
     async with linked(live) as link:
         await Box(live, link, "busybox").text(
             "echo kept >/workspace/f; chown 1000:2000 /workspace/f; chmod 640 /workspace/f"

@@ -16,6 +16,7 @@ from atoll.protocol.commands import Exec
 from atoll.protocol.limits import Limits
 from atoll.supervisor.workshop import Workshop
 from tests.conftest import Box
+from tests.making import create
 from tests.native import linked, native
 
 MIB = 2**20
@@ -62,7 +63,7 @@ async def test_node_sees_the_sandbox(host_box: Box) -> None:
 
 
 async def test_free_memory_follows_what_is_used(workshop: Workshop) -> None:
-    live = await workshop.create("eater", limits=Limits(memory=256 * MIB))
+    live = await create(workshop, "eater", limits=Limits(memory=256 * MIB))
     async with linked(live) as link:
         box = Box(live, link, "host")
         assert await meminfo(box, "MemTotal") == 256 * MIB
@@ -141,7 +142,7 @@ async def test_a_sandbox_in_which_nothing_happens_writes_nothing(host_box: Box) 
 
 async def test_a_sandbox_knows_its_limits(workshop: Workshop) -> None:
     limits = Limits(cpus=0.25, memory=64 * MIB, disk=20 * MIB, pids=50)
-    live = await workshop.create("modest", limits=limits)
+    live = await create(workshop, "modest", limits=limits)
     async with linked(live) as link:
         told = await Box(live, link, "host").text('echo "$ATOLL_CPUS $ATOLL_MEMORY $ATOLL_DISK $ATOLL_PIDS"')
     await workshop.destroy(live)

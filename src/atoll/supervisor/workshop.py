@@ -27,7 +27,7 @@ from atoll.images.catalog import ImageCatalog
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
-from atoll.protocol.sandboxes import DEFAULT_IMAGE, LostSandbox, SandboxOptions
+from atoll.protocol.sandboxes import DEFAULT_IMAGE, LostSandbox
 from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
 from atoll.store.choose import open_store
@@ -36,7 +36,7 @@ from atoll.store.timeline import destroyed_at
 from atoll.supervisor import lost
 from atoll.supervisor.disk_records import Mark, encode
 from atoll.supervisor.gate import Gate
-from atoll.supervisor.plans import Plan, make_plan
+from atoll.supervisor.plans import Plan
 from atoll.supervisor.promised_memory import OVERCOMMIT, PromisedMemory
 from atoll.supervisor.reconcile import Ground, Inherited, look_at_disks, reconcile
 from atoll.supervisor.record_files import take_over_files
@@ -215,19 +215,6 @@ class Workshop:
             logger.warning("the disk %s, which was set aside and nobody asked for, is removed", name)
         for problem in problems:
             logger.warning("cannot be looked at or removed, so this is tried again: %s", problem)
-
-    async def create(
-        self,
-        sandbox_id: str,
-        *,
-        image: str = DEFAULT_IMAGE,
-        limits: Limits | str | dict[str, Any] | None = None,
-        env: dict[str, str] | None = None,
-    ) -> LiveSandbox:
-        """What `make` does, for who has no plan."""
-        given = msgspec.to_builtins(limits) if isinstance(limits, Limits) else limits
-        plan = make_plan(SandboxOptions(image=image, limits=given, env=env or {}))
-        return await self.make(parse_sandbox_id(sandbox_id), plan)
 
     async def make(self, name: SandboxId, plan: Plan) -> LiveSandbox:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
