@@ -130,13 +130,13 @@ async def test_a_lost_disk_is_removed_when_asked_or_after_a_long_time(tmp_path: 
         await workshop.engine.release(await create(workshop, "one", image="busybox"))
         workshop.storage.set_aside(SandboxId("one"), first_note("a test", datetime.now(UTC)))
         assert workshop.storage.lost.names() == ["one", "one.2", "two"]
-        await workshop.remove_lost("one")
+        await workshop.lost.remove("one")
         await workshop.remove("one")
         assert lost.remove_expired(workshop.storage, lost.KEEP_SECONDS) == ([], [])
         assert (state / "lost").read_text().split() == ["one.2", "two"]
     async with Workshop(state, runtime, keep_lost=0) as workshop:
-        await workshop._look_at_lost()
-        assert workshop.storage.lost.names() == [] and workshop.lost() == []
+        await workshop.lost.look()
+        assert workshop.storage.lost.names() == [] and workshop.lost.all() == []
     assert not (state / "lost").exists()
 
 

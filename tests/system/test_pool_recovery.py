@@ -104,7 +104,7 @@ async def recovered(workshop: Workshop) -> None:
 
 
 def can_use_disks(workshop: Workshop) -> bool:
-    with suppress(AtollError), workshop._using_disks():
+    with suppress(AtollError), workshop.using_disks():
         return True
     return False
 
@@ -232,7 +232,7 @@ async def test_what_was_not_on_the_platter_yet_is_as_it_was_reported(
     await stopped(roster, "new")
     await recovered(workshop_on)
     await eventually(lambda: workshop_on.storage.names() == {"again", "new"})
-    assert not workshop_on.lost()
+    assert not workshop_on.lost.all()
     for name in ("again", "new"):
         assert await text(roster, name, "echo x >/x; sync /x; cat /x") == "x"
     assert describe(roster.actor("again")).labels == {"a": "b"}

@@ -261,7 +261,7 @@ class SandboxActor:
     async def take_back(self, lost: str, image: str | None, by: Caller) -> None:
         """Make a disk that was set aside this sandbox, of which there is none."""
         async with self.change():
-            await self.workshop.take_back(lost, self.name, image)
+            await self.workshop.lost.take_back(lost, self.name, image)
             self._note_found(self.running.found())
             await self.history.begin(cause=f"the disk {lost}, which was set aside, was adopted", by=by.name)
 

@@ -11,8 +11,8 @@ from atoll.protocol.errors import AtollError
 from atoll.protocol.limits import Limits
 from atoll.supervisor.lifecycle import Event
 from atoll.supervisor.running import Order
+from atoll.supervisor.usual_variables import told_inside
 from atoll.supervisor.variables import tell
-from atoll.supervisor.workshop import told_inside
 
 if TYPE_CHECKING:
     from atoll.protocol.sandboxes import LimitChanges

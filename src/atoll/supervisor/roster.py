@@ -98,15 +98,15 @@ class Roster:
         return self._who_needs_us is not None
 
     async def list_lost(self) -> list[LostSandbox]:
-        return await asyncio.to_thread(self._workshop.lost)
+        return await asyncio.to_thread(self._workshop.lost.all)
 
     async def adopt_lost(self, name: str, asked: AdoptRequest, by: Caller) -> SandboxInfo:
-        actor = self.actor(asked.id or self._workshop.id_of_lost(name))
+        actor = self.actor(asked.id or self._workshop.lost.id_of(name))
         await actor.take_back(name, asked.image, by)
         return describe(actor)
 
     async def remove_lost(self, name: str) -> None:
-        await self._workshop.remove_lost(name)
+        await self._workshop.lost.remove(name)
 
     async def list(self, query: SandboxQuery, *, with_use: bool = False) -> SandboxList:
         """One page. Nobody waits for it: after every few sandboxes it is everybody else's turn."""

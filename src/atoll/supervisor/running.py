@@ -20,7 +20,7 @@ from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DI
 from atoll.supervisor.agent_link import AgentLink, check_room, link_to
 from atoll.supervisor.lifecycle import ATOLL, Effect, Event
 from atoll.supervisor.plans import Plan
-from atoll.supervisor.workshop import to_the_end
+from atoll.supervisor.to_the_end import to_the_end
 
 if TYPE_CHECKING:
     from atoll.protocol.errors import ErrorBody

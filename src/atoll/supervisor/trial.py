@@ -18,7 +18,7 @@ from atoll.storage.examination import temporary_state
 from atoll.storage.mounting import MIN_POOL
 from atoll.storage.pool import open_storage
 from atoll.supervisor.agent_link import link_to
-from atoll.supervisor.workshop import ENV
+from atoll.supervisor.usual_variables import ENV
 from atoll.telemetry.findings import Area, Check, Outcome, missing, ok
 
 COMMAND_SECONDS = 30.0

@@ -13,7 +13,7 @@ import asyncio
 import errno
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,15 +27,14 @@ from atoll.images.catalog import ImageCatalog
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
-from atoll.protocol.sandboxes import DEFAULT_IMAGE, LostSandbox
 from atoll.storage.directory import already_exists
 from atoll.storage.pool import open_storage
 from atoll.store.choose import open_store
 from atoll.store.moments import boot_id, now
 from atoll.store.timeline import destroyed_at
-from atoll.supervisor import lost
 from atoll.supervisor.disk_records import Mark, encode
 from atoll.supervisor.gate import Gate
+from atoll.supervisor.lost import KEEP_SECONDS, LostAndFound, record_of
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.promised_memory import OVERCOMMIT, PromisedMemory
 from atoll.supervisor.reconcile import Ground, Inherited, look_at_disks, reconcile
@@ -43,6 +42,8 @@ from atoll.supervisor.record_files import take_over_files
 from atoll.supervisor.records import Records, SandboxRecord
 from atoll.supervisor.recovery import finish_removals, make_missing
 from atoll.supervisor.state_lock import StateLock
+from atoll.supervisor.to_the_end import to_the_end
+from atoll.supervisor.usual_variables import usual, variables_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,27 +54,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STATE = Path("/var/lib/atoll")
 DEFAULT_RUNTIME = Path("/run/atoll")
-LOST_LOOK_SECONDS = 3600.0
 STORAGES = {DiskKind.LOCAL_DIRECTORY: open_storage}
-ENV = {
-    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
-    "USER": "root",
-    "LANG": "C.UTF-8",
-    "TZ": "UTC",
-}
-
-
-def told_inside(limits: Limits) -> dict[str, str]:
-    """Variables by which a sandbox knows its limits: `df` shows the pool that all disks are in, `nproc` every cpu."""
-    return {
-        "ATOLL_CPUS": f"{limits.cpus:g}",
-        "ATOLL_MEMORY": str(limits.memory),
-        "ATOLL_DISK": str(limits.disk),
-        "ATOLL_PIDS": str(limits.pids),
-    }
-
-
 logger = logging.getLogger("atoll.supervisor")
 
 
@@ -91,7 +72,7 @@ class Workshop:
         disk_overcommit: float | None = None,
         memory_overcommit: float = OVERCOMMIT,
         keep_file_max: bool = False,
-        keep_lost: float = lost.KEEP_SECONDS,
+        keep_lost: float = KEEP_SECONDS,
     ) -> None:
         state, runtime = state.absolute(), runtime.absolute()
         kind = chosen_engine()
@@ -112,7 +93,8 @@ class Workshop:
         self.inherited = Inherited()
         self._memory = PromisedMemory(memory_overcommit)
         self._removing, self._gate = asyncio.Lock(), Gate()
-        self._state, self._keep_lost = state, keep_lost
+        self._state = state
+        self.lost = LostAndFound(self, state, keep_lost)
         self._keepers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Workshop:
@@ -125,7 +107,7 @@ class Workshop:
                 self._forget_images()
             self._keepers = [
                 asyncio.create_task(self.store.keep(), name="keep the store"),
-                asyncio.create_task(self._remove_expired(), name="remove lost disks after a long time"),
+                asyncio.create_task(self.lost.keep(), name="remove lost disks after a long time"),
             ]
         except BaseException:
             await self.close()
@@ -147,7 +129,7 @@ class Workshop:
             await asyncio.gather(*self._keepers, return_exceptions=True)
 
     @contextmanager
-    def _using_disks(self) -> Iterator[None]:
+    def using_disks(self) -> Iterator[None]:
         """Or what is the matter with them."""
         if problem := self.storage.problem():
             raise problem
@@ -157,7 +139,7 @@ class Workshop:
     async def _set_right(self) -> None:
         self.inherited = await reconcile(self._records, self.storage, self.engine, await self._ground())
         tell(self.inherited)
-        lost.tell_names(self.storage, self._state)
+        self.lost.tell_names()
 
     async def recover(self, end_sandboxes: Callable[[], Awaitable[None]]) -> None:
         """Have disks that take nothing more taken up anew, as if the machine had been switched off and on.
@@ -196,31 +178,16 @@ class Workshop:
 
     def _forget_images(self) -> None:
         """Old states of images on which nothing is. What is damaged may be on any."""
-        aside = [lost.record_of(self.storage, name) for name in self.storage.lost.names()]
+        aside = [record_of(self.storage, name) for name in self.storage.lost.names()]
         if not self.inherited.damaged and None not in aside:
             known = [*self.records(), *filter(None, aside)]
             self.images.forget({record.image_state for record in known})
-
-    async def _remove_expired(self) -> None:
-        while True:
-            with suppress(AtollError, OSError), self._using_disks():  # they may not be there just now
-                if self.storage.lost.names():
-                    await to_the_end(self._look_at_lost())
-            await asyncio.sleep(LOST_LOOK_SECONDS)
-
-    async def _look_at_lost(self) -> None:
-        removed, problems = await asyncio.to_thread(lost.remove_expired, self.storage, self._keep_lost)
-        lost.tell_names(self.storage, self._state)
-        for name in removed:
-            logger.warning("the disk %s, which was set aside and nobody asked for, is removed", name)
-        for problem in problems:
-            logger.warning("cannot be looked at or removed, so this is tried again: %s", problem)
 
     async def make(self, name: SandboxId, plan: Plan) -> LiveSandbox:
         """Make a sandbox and start it. If that fails, nothing of it remains."""
         await self.store.check()
         limits = plan.limits_where(self.storage.largest_disk)
-        with self._using_disks():  # said first: an id may be taken by a removal that waits for the same
+        with self.using_disks():  # said first: an id may be taken by a removal that waits for the same
             if self._records.is_taken(name):
                 raise already_exists(name)
         rootfs = self.images.known(plan.image)
@@ -235,14 +202,13 @@ class Workshop:
             env=dict(plan.env),
             upkeep=plan.upkeep,
         ).made_at(now())
-        with self._using_disks():
+        with self.using_disks():
             return await self._create(record, rootfs)
 
     async def _create(self, record: SandboxRecord, rootfs: Rootfs) -> LiveSandbox:
         name, limits = record.id, record.limits
         disk = self.storage.create(name, limits.disk, encode(record, Mark.MAKING, boot_id()))
         try:
-            variables = ENV | told_inside(limits) | rootfs.env | record.env
             sandbox = await self._launch(
                 SandboxSpec(
                     id=name,
@@ -250,7 +216,7 @@ class Workshop:
                     rootfs=rootfs,
                     disk=disk,
                     limits=limits,
-                    env=as_given(variables),
+                    env=variables_of(record, rootfs),
                 )
             )
             try:
@@ -266,21 +232,20 @@ class Workshop:
     async def start(self, sandbox_id: SandboxId) -> LiveSandbox:
         """Start one that has ended, on its own disk and on the image it was made on."""
         await self.store.check()
-        with self._using_disks():
+        with self.using_disks():
             return await self._start(self.record(sandbox_id))
 
     async def _start(self, record: SandboxRecord) -> LiveSandbox:
         if running := await self.engine.adopt(record.to_live(boot_id())):
             await self.engine.stop(running)  # whoever lost sight of it: two on one disk would ruin it
         rootfs = self.images.recall(record.image, record.image_state)
-        variables = ENV | told_inside(record.limits) | rootfs.env | record.env
         spec = SandboxSpec(
             id=record.id,
             generation=new_generation(),
             rootfs=rootfs,
             disk=self.storage.find(record.id),
             limits=record.limits,
-            env=as_given(variables),
+            env=variables_of(record, rootfs),
         )
         sandbox = await self._launch(spec)
         try:
@@ -294,7 +259,7 @@ class Workshop:
 
     async def set_limits(self, record: SandboxRecord, limits: Limits, live: LiveSandbox | None) -> None:
         """From now on, also if it runs: all of them, or none. If we are killed half way it has them until it stops."""
-        with self._using_disks(), self._memory.changing(live.generation, limits.memory) if live else nullcontext():
+        with self.using_disks(), self._memory.changing(live.generation, limits.memory) if live else nullcontext():
             self.storage.resize(record.id, limits.disk)
             try:
                 if live:
@@ -313,8 +278,8 @@ class Workshop:
         self._memory.forget(sandbox.generation)
 
     def default_env(self, record: SandboxRecord) -> dict[str, str]:
-        """What it has without being told."""
-        return ENV | told_inside(record.limits) | self.images.recall(record.image, record.image_state).env
+        """The variables that it has without being told."""
+        return usual(record.limits, self.images.recall(record.image, record.image_state))
 
     def disk_use(self, sandbox_id: SandboxId) -> int | None:
         """Bytes; None if nobody counts them, as it would take a look at every file, or can count them just now."""
@@ -352,7 +317,7 @@ class Workshop:
         async with self._removing:
             if self._owner(sandbox.id) != sandbox.generation:  # others may have been quicker, and made a new one
                 return
-            with self._using_disks():  # else what was begun is finished with the recovery
+            with self.using_disks():  # else what was begun is finished with the recovery
                 if record := self._records.find_to_remove(sandbox.id):
                     self.storage.epitaphs.add(record.identity)
                 await self._remove_disk(sandbox.id)
@@ -385,51 +350,9 @@ class Workshop:
     async def update(self, record: SandboxRecord, **changes: Any) -> None:
         await self._replace(msgspec.structs.replace(record, **changes))
 
-    def lost(self) -> list[LostSandbox]:
-        """Disks that were set aside, and may be had again."""
-        return lost.list_lost(self.storage)
-
-    def id_of_lost(self, name: str) -> SandboxId:
-        """Of which sandbox a lost disk says it was; else what it is called by."""
-        found = lost.record_of(self.storage, name)
-        return found.id if found else parse_sandbox_id(name.partition(".")[0])
-
-    async def take_back(self, name: str, sandbox_id: SandboxId, image: str | None = None) -> SandboxRecord:
-        """Make a lost disk a sandbox again, which is not started.
-
-        The disk says that it was created before it is back: a kill right after that leaves one that is restored.
-        """
-        if self._records.is_taken(sandbox_id):
-            raise already_exists(sandbox_id)
-        with self._using_disks():
-            return await self._take_back(name, sandbox_id, image)
-
-    async def _take_back(self, name: str, sandbox_id: SandboxId, image: str | None) -> SandboxRecord:
-        found = lost.record_of(self.storage, name)
-        record = found or await self._record_of_unknown(sandbox_id, image or DEFAULT_IMAGE)
-        # It begins anew: whatever is known of one that was destroyed is not its.
-        record = msgspec.structs.replace(record, id=sandbox_id, engine="", handle="", generation="").made_at(now())
-        self.storage.take_back(name, sandbox_id, encode(record, Mark.CREATED, boot_id()))
+    async def restore(self, record: SandboxRecord) -> None:
+        """Put on record what is known of a sandbox from elsewhere."""
         await self._records.restore(record)
-        lost.tell_names(self.storage, self._state)
-        return record
-
-    async def _record_of_unknown(self, sandbox_id: SandboxId, image: str) -> SandboxRecord:
-        """For a disk that says nothing of its sandbox."""
-        rootfs = await asyncio.to_thread(self.images.resolve, image)
-        return SandboxRecord(
-            id=sandbox_id,
-            image=rootfs.image,
-            image_state=rootfs.state,
-            limits=Limits(),
-            created_at=datetime.now(UTC),
-        )
-
-    async def remove_lost(self, name: str) -> None:
-        """A disk that was set aside, for good."""
-        with self._using_disks():
-            await to_the_end(asyncio.to_thread(self.storage.remove_lost, name))
-            lost.tell_names(self.storage, self._state)
 
     async def _replace(self, record: SandboxRecord) -> None:
         record = msgspec.structs.replace(record, revision=record.revision + 1)
@@ -496,11 +419,6 @@ def has_unrecorded(storage: Storage) -> bool:
     return any(not disk.kept and not disk.is_empty for disk in look_at_disks(storage))
 
 
-def as_given(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """Without those that were taken away."""
-    return {name: value for name, value in variables.items() if value is not None}
-
-
 def started(record: SandboxRecord, sandbox: LiveSandbox) -> SandboxRecord:
     return msgspec.structs.replace(
         record, engine=sandbox.engine, handle=sandbox.handle, generation=sandbox.generation, boot_id=boot_id()
@@ -521,13 +439,3 @@ def tell(inherited: Inherited) -> None:
         logger.warning("sandbox %s was started by another engine and may be running, so it is left alone", name)
     for problem in inherited.problems:
         logger.warning("could not be set right, so the next start tries again: %s", problem)
-
-
-async def to_the_end(work: Coroutine[None, None, None]) -> None:
-    """Also if we are cancelled: a thread that removes a disk would remove the next one of its name."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
