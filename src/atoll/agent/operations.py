@@ -37,7 +37,7 @@ class Owner(Protocol):
         """Neither reads nor writes from now on: whoever has the connection answers on it, with DONE or FAILED."""
 
     def catch_up(self, calls: int, latest: bytes | None) -> None:
-        """Whoever had the connection took so many calls more; `latest` if it is known. Comes before the next four."""
+        """Count the calls that whoever had the connection took; `latest` if it is known. Comes before the next four."""
 
     def take_back(self, unread: bytes, cause: AtollError | None = None) -> None:
         """The operation is over. `unread` was read and is not part of it; `cause` is what the host is yet to hear."""

@@ -46,11 +46,11 @@ class Resident:
         runner.reaper.watch(self.pid, self._on_exit)
 
     def heard(self, packet: bytes) -> None:
-        """It said something."""
+        """The process said something."""
         raise NotImplementedError
 
     def ended(self, exit_code: int) -> None:
-        """It will say nothing more."""
+        """The process will say nothing more."""
         raise NotImplementedError
 
     def close(self) -> None:

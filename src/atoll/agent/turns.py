@@ -22,7 +22,7 @@ class Work(Protocol):
         """Something else is under way."""
 
     def fail(self, cause: AtollError) -> None:
-        """It will not be done."""
+        """Its turn will not come: it will not be done."""
 
 
 W = TypeVar("W", bound=Work)

@@ -99,7 +99,7 @@ class Descent:
         self.enter_opened(name, self.open_new_directory(name, mode))
 
     def make_directory(self, name: bytes, mode: int, *, is_exact: bool) -> None:
-        """It may be there. What the umask would take of `mode` it has as well, if that `is_exact`."""
+        """Make a directory if there is none. It has what the umask would take of `mode` as well, if that `is_exact`."""
         fd = self.open_new_directory(name, mode)
         try:
             if is_exact and sys.platform != "win32":

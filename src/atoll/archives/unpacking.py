@@ -132,7 +132,7 @@ class Unpacker:
         self._file = -1
 
     def _give_up_file(self) -> None:
-        """It is removed, if its name still is its own."""
+        """Remove the file, if its name still is its own."""
         assert self._entry
         ours, self._file = self._file, -1
         with suppress(OSError):
@@ -174,7 +174,7 @@ class Unpacker:
 
     @contextmanager
     def _told_of_link(self, name: bytes) -> Iterator[None]:
-        """What is no directory, and should be, may be a link to one."""
+        """The error for a name that is no directory and should be: it may be a link to one."""
         try:
             yield
         except OSError as cause:

@@ -78,7 +78,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capability(StrEnum):
-    """What not every engine can do."""
+    """An ability that not every engine has."""
 
     FREEZE = "freeze"  # everything in a sandbox stands still, and its memory is kept
     SET_LIMITS = "set the limits of"  # of one that runs
@@ -100,7 +100,7 @@ class GatewayListeners(NamedTuple):
 
 
 class DiskKind(Enum):
-    """What an engine takes for a disk."""
+    """The kind of disk that an engine takes."""
 
     LOCAL_DIRECTORY = "local directory"  # of this machine, owned by root, on a file system that can be idmapped
 
@@ -123,7 +123,7 @@ class Engine(Protocol):
 
     @property
     def isolation(self) -> str:
-        """What keeps a sandbox from the host and from others, in words for its users."""
+        """The isolation of a sandbox from the host and from others, in words for its users."""
         ...
 
     @property
@@ -231,7 +231,7 @@ class EngineKind(Protocol):
         ...
 
     def checks(self, ground: Path) -> list[Check]:
-        """What the doctor asks. `ground` is the directory in which the state directory is, or would be made."""
+        """The doctor's questions. `ground` is the directory in which the state directory is, or would be made."""
         ...
 
     def open(self, settings: EngineSettings) -> Engine: ...

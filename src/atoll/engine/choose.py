@@ -1,4 +1,4 @@
-"""Which engine makes the sandboxes: the one place that knows those there are."""
+"""The choice of the engine that makes the sandboxes: the one place that knows those there are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def chosen_engine() -> EngineKind:
-    """That of this machine."""
+    """The engine of this machine."""
     from atoll.engine.native.kind import NativeKind  # only when it is chosen: it is of Linux
 
     return NativeKind()

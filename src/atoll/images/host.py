@@ -70,7 +70,7 @@ HostLook = tuple[tuple[str | int, ...], ...]
 
 
 class HostState(msgspec.Struct, frozen=True, kw_only=True):
-    """Which state of the host an image stands for."""
+    """The state of the host that an image stands for."""
 
     digest: str
     system: str

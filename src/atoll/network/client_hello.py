@@ -17,7 +17,7 @@ _MAX_RECORD = 1 << 14
 
 
 class Incomplete(Enum):
-    """What begins like TLS, and goes on."""
+    """A beginning like that of TLS, which goes on."""
 
     INCOMPLETE = "incomplete"
 
@@ -35,11 +35,11 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class BadHello(ValueError):
-    """It begins like TLS and is none, or is larger than any is."""
+    """A beginning like that of TLS which is none, or is larger than any is."""
 
 
 def read_hello(data: bytes | bytearray) -> Hello | Incomplete | NoTls:
-    """What the beginning of a stream is."""
+    """The hello with which a stream begins, or what it begins with instead."""
     if not data:
         return Incomplete.INCOMPLETE
     if data[0] != _HANDSHAKE or (len(data) > 1 and data[1] != 3):

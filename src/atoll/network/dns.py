@@ -62,7 +62,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a name server said: addresses, and for how many seconds they hold."""
+    """An answer of a name server: addresses, and for how many seconds they hold."""
 
     result: int
     addresses: tuple[Address, ...] = ()
@@ -71,7 +71,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def read_question(message: bytes) -> Question:
-    """One that a client asks."""
+    """A question that a client asks."""
     identity, flags, questions, *_ = _header(message)
     if flags & _RESPONSE or questions != 1:
         raise BadMessage("it is not one question")
@@ -110,7 +110,7 @@ def ask(identity: int, name: str, kind: Type) -> bytes:
 
 
 def read_answer(message: bytes, asked: bytes) -> Answer:
-    """What a name server says to that very question: its addresses of that type, at the end of whatever chain."""
+    """The answer of a name server to that very question: its addresses of that type, at the end of whatever chain."""
     identity, flags, questions, answers, *_ = _header(message)
     expected = read_question(asked)
     if identity != expected.id or not flags & _RESPONSE or questions != 1:

@@ -54,7 +54,7 @@ class Policy(msgspec.Struct, frozen=True):
         return Judgement(False, NO_RULE)
 
     def judge_address(self, address: Address, port: int, *, is_own: bool = False) -> Judgement:
-        """One that the sandbox gave itself. `is_own` says that it is one of this host's."""
+        """Judge an address that the sandbox gave itself. `is_own` says that it is one of this host's."""
         denied, kind = self._denied(address, port, is_own)
         if denied:
             return denied
@@ -65,7 +65,7 @@ class Policy(msgspec.Struct, frozen=True):
         return Judgement(False, NO_RULE, "" if kind in _IS_PUBLIC else f"the address is {kind.value}")
 
     def judge_resolved(self, address: Address, port: int, *, is_own: bool = False) -> Judgement:
-        """One that an allowed name leads to."""
+        """Judge an address that an allowed name leads to."""
         denied, kind = self._denied(address, port, is_own)
         if denied:
             return denied
@@ -89,8 +89,8 @@ class Policy(msgspec.Struct, frozen=True):
         return None, kind
 
     def judge_server_name(self, name: str, asked: str | None, port: int) -> Judgement | None:
-        """What a client asks for over TLS at the one it reached; None if nothing speaks against it. An empty `name` is
-        that of somebody who was reached by his address.
+        """Judge the name that a client asks for over TLS at the one it reached; None if nothing speaks against it. An
+        empty `name` is that of somebody who was reached by his address.
         """
         if asked is None:
             is_list = name and not any(rule.is_public for rule in self.allow)

@@ -22,7 +22,7 @@ INPUT_CHUNK = 256 * 1024
 
 
 async def ask(request: Request, call: Call[Answer]) -> Answer:
-    """What a call is answered with that streams nothing. The request's body has been read."""
+    """The answer to a call that streams nothing. The request's body has been read."""
     return await while_client_waits(request, actor_of(request).ask(caller_of(request), call))
 
 
@@ -34,7 +34,7 @@ async def frames_of(request: Request, call: Call[Any]) -> AsyncGenerator[Frame, 
 
 
 async def feed(request: Request, call: Call[Answer]) -> Answer:
-    """What a call is answered with that reads the request's body."""
+    """The answer to a call that reads the request's body."""
     # Once some of the body has gone, nobody could send it again.
     async with actor_of(request).answering(caller_of(request), call, any_sign_of_life) as (agent, _):
         feeder = asyncio.create_task(_feed(request, agent))

@@ -94,7 +94,7 @@ class ClientConnection(HttpToolsProtocol):
         return found
 
     def _has_room(self, transport: asyncio.Transport, part: float) -> bool:
-        """Those that nobody uses are closed for it: their clients come again when they need us.
+        """Whether there is room for one more. Connections that nobody uses are closed for it: their clients come again.
 
         That helps the next. This one has a descriptor of the reserve, so it is not kept for longer than a request.
         """
@@ -220,7 +220,7 @@ def agrees_with_host(target: bytes, headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 class ClientWebSocket(WebSocketsSansIOProtocol):
-    """What its client sent before it left is still passed on, if somebody takes it."""
+    """A WebSocket whose client's last words are passed on also after it left, if somebody takes them."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -280,7 +280,7 @@ def wire_of(scope: Scope) -> Wire:
 
 
 class Body:
-    """What is to come of a request's body, piece by piece, as it was read."""
+    """The rest of a request's body, piece by piece, as it was read."""
 
     def __init__(self, flow: FlowControl, departure: Departure) -> None:
         self._flow = flow
@@ -356,7 +356,7 @@ class HeldHead:
 
 
 class Departure:
-    """That of a client, and what is to be done then."""
+    """The departure of a client, and what is to be done then."""
 
     def __init__(self) -> None:
         self._acts: list[Callable[[], None]] = []

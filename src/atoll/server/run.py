@@ -125,7 +125,7 @@ def take_enough_files() -> None:
 
 
 def raise_file_limit() -> None:
-    """It holds some descriptors for each sandbox and client, and the usual limit is for programs that use select()."""
+    """Raise the limit of files: a server holds some for each sandbox and client, and the usual one is for select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

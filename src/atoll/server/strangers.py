@@ -23,7 +23,7 @@ class Stranger(Protocol):
 
 
 class Strangers:
-    """Those of one server, the oldest first."""
+    """The strangers of one server, the oldest first."""
 
     def __init__(self) -> None:
         self._addresses: dict[Stranger, str] = {}

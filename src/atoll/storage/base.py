@@ -77,7 +77,7 @@ class Storage(Protocol):
         ...
 
     def names(self) -> set[str]:
-        """Whose disks are there, also those that were not finished."""
+        """Names of the disks that are there, also of those that were not finished."""
         ...
 
     def used(self, sandbox: SandboxId) -> int:

@@ -76,7 +76,7 @@ class DirectoryStorage:
         self._remove(self.lost.path(name))
 
     def resize(self, sandbox: SandboxId, size: int) -> None:
-        """Nobody is held to it."""
+        """Take note of it alone: nobody is held to a size here."""
 
     def find(self, sandbox: SandboxId) -> Path:
         return existing(self._root / sandbox)

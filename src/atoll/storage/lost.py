@@ -21,7 +21,7 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[1-9][0-9]{0,8})?"
 
 
 class LostDisks:
-    """Those in the directory of disks `disks`."""
+    """The lost disks in the directory `disks`."""
 
     def __init__(self, disks: Path) -> None:
         self._disks = disks

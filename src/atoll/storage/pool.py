@@ -146,7 +146,7 @@ class PoolStorage:
             self._headroom.follow_largest()
 
     def _resize(self, disk: admission.Disk, size: int) -> None:
-        """What says so is on the disk itself: one that is full takes it only with the higher limit."""
+        """Set a disk's limit, and say so on it; one that is full takes that only with the higher limit."""
         limit = min(size, max(disk.limit, self._headroom.first_limit(size)))
         if size > disk.size:
             self._quotas.resize(disk.name, size, limit)

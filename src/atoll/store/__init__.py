@@ -1,1 +1,1 @@
-"""What is kept: sandboxes, what happened to them, and API keys."""
+"""The store of all that is kept: sandboxes, what happened to them, and API keys."""

@@ -46,7 +46,7 @@ class Sandboxes(Protocol):
         ...
 
     async def add(self, row: SandboxRow) -> None:
-        """One whose id nobody has."""
+        """Add a row whose id nobody has."""
         ...
 
     async def put(self, row: SandboxRow) -> None:
@@ -79,7 +79,7 @@ class Custody(Protocol):
 
 
 class Timeline(Protocol):
-    """What happened to each sandbox, in the order of its numbers; see `store/timeline.py` for what is kept of it."""
+    """The events of each sandbox, in the order of their numbers; see `store/timeline.py` for what is kept of it."""
 
     async def add(self, sandbox: SandboxId, what: str, *, cause: str, by: str) -> Entry: ...
 
@@ -90,7 +90,7 @@ class Timeline(Protocol):
     async def last(self, sandbox: SandboxId) -> Entry | None: ...
 
     async def since(self, sandbox: SandboxId, number: int) -> list[Entry]:
-        """Those after `number`, in order."""
+        """The events after `number`, in order."""
         ...
 
     async def latest(self, sandbox: SandboxId, kinds: Container[str]) -> Entry | None:
@@ -98,7 +98,7 @@ class Timeline(Protocol):
         ...
 
     async def retire(self, sandbox: SandboxId) -> None:
-        """It is not there any more; what is known of so many is kept, and the oldest makes room."""
+        """Count a sandbox among those that are gone. What is known of so many is kept; the oldest makes room."""
         ...
 
     async def retire_unrecorded(self) -> None:

@@ -55,7 +55,7 @@ class Keys:
         return await self._rows.remove(key_id)
 
     async def find(self, key: str) -> KeyInfo | None:
-        """Whose key this is. Every key is compared, each in constant time."""
+        """The owner of a key. Every key is compared, each in constant time."""
         digest, found = _digest(key), None
         for kept in await self._rows.all():
             if hmac.compare_digest(kept.digest, digest):

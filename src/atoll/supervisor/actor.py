@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks. One that `makes_none` is not to find itself with a new sandbox that has none of its options."""
+    """A caller by name. One that `makes_none` is not to find itself with a new sandbox that has none of its options."""
 
     name: str
     makes_none: bool = False
@@ -157,7 +157,7 @@ class SandboxActor:
         self._tell(found, since)
 
     async def _note_end(self, live: LiveSandbox) -> None:
-        """It has ended by itself."""
+        """Act on the end of a sandbox that has ended by itself."""
         async with self.change():
             if self.running.live is live:
                 try:
@@ -194,7 +194,7 @@ class SandboxActor:
             return self.running.opened_link()
 
     async def do(self, by: Caller, work: Callable[[AgentLink], Awaitable[T]]) -> T:
-        """What `work` returns; it is done again if the sandbox had ended by itself before its agent took anything."""
+        """The result of `work`, done again if the sandbox had ended by itself before its agent took anything."""
         for is_last in (False,) * (MAX_ATTEMPTS - 1) + (True,):
             async with self.use(by) as link:
                 try:
@@ -205,7 +205,7 @@ class SandboxActor:
         raise AssertionError("the last attempt returns or raises")
 
     async def ask(self, by: Caller, call: Call[Answer]) -> Answer:
-        """What a call is answered with that streams nothing."""
+        """The answer to a call that streams nothing."""
         return await self.do(by, lambda link: link.ask(call))
 
     @asynccontextmanager
@@ -342,7 +342,7 @@ class SandboxActor:
             return is_running
 
     async def note_removal(self) -> None:
-        """One that was destroyed and could not be removed is gone now."""
+        """Note that a sandbox which was destroyed and could not be removed is gone now."""
         if not await self.history.is_empty() and not self.workshop.is_on_record(self.name):
             await self.history.end(cause=WHEN_REMOVED_LATE, by=ATOLL)
 
@@ -379,7 +379,7 @@ class SandboxActor:
                     raise
 
     async def check_agent(self) -> None:
-        """One that does not answer has all that waits for it given up. Whatever it does, its first process answers."""
+        """Give up all that waits for an agent that does not answer. Whatever it does, its first process answers."""
         link, change = self.running.link, self.history.last_change
         if link is None or self._life.state is State.FROZEN or not link.is_waited_for:
             return
@@ -429,5 +429,5 @@ class SandboxActor:
         return events
 
     def follow(self, since: int) -> AsyncGenerator[SandboxEvent, None]:
-        """What was, then what happens, to the end of the sandbox."""
+        """Events that were, then those that come, to the end of the sandbox."""
         return self.history.follow(since, lambda: self.workshop.is_on_record(self.name))

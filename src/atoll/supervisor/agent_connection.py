@@ -1,4 +1,4 @@
-"""One connection to an agent: frames out, frames in. Every byte that arrives is treated as hostile.
+"""A connection to an agent: frames out, frames in. Every byte that arrives is treated as hostile.
 
 Rules:
 1. An agent has its frames taken as fast as its caller takes them: UNREAD_FRAMES wait decoded, besides what was read at
@@ -48,7 +48,7 @@ NO_TURN = Turn(may_wait=False)
 
 
 class AgentConnection(asyncio.Protocol):
-    """One connection; `is_free` between operations."""
+    """A connection; `is_free` between operations."""
 
     def __init__(self, link: AgentLink) -> None:
         self._link = link

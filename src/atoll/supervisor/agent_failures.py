@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What becomes of operations that are under way when a sandbox ends."""
+    """The end of a sandbox, as operations meet it that are under way."""
 
     message: str
     remedy: str

@@ -109,7 +109,7 @@ class AgentLink:
         return await self.ask(Ping())
 
     async def ask(self, call: Call[Answer]) -> Answer:
-        """What a call is answered with that streams nothing."""
+        """The answer to a call that streams nothing."""
         async with self.operation(call) as connection:
             return result(call, await connection.next_of_answer(Patience(patience_with(call))))
 
@@ -195,7 +195,7 @@ class AgentLink:
             self._idle.popleft().abort()
 
     async def connection(self, *, is_about_files: bool) -> AgentConnection:
-        """One that is free, or new; and such as the last call there was, `is_about_files`."""
+        """A connection that is free, or new; and such as the last call there was, `is_about_files`."""
         if len(self._busy) >= MAX_UNDER_WAY:
             raise error(
                 ErrorCode.AGENT_BUSY,
@@ -271,7 +271,7 @@ def let_all_idle_go() -> None:
 
 
 class Exchange:
-    """One exchange with an agent, on a connection that is kept for the next only if this one came to its end."""
+    """An exchange with an agent, on a connection that is kept for the next only if this one came to its end."""
 
     def __init__(self, link: AgentLink, message: bytes, session: str | None, more: bytes) -> None:
         self._link = link

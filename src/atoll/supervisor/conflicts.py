@@ -31,7 +31,7 @@ def check_agreement(options: SandboxOptions, record: SandboxRecord) -> None:
 
 
 def differences(options: SandboxOptions, record: SandboxRecord) -> dict[str, str]:
-    """What each option is that was given and is not so. Of variables no value is told: they may be secrets."""
+    """The options that are not as they were given, each with what it is; of variables no value, as it may be secret."""
     return dict(_differences(options, record))
 
 

@@ -48,7 +48,7 @@ class Deadlines:
             self._tell_first(moment)
 
     def take(self, now: float) -> list[SandboxId]:
-        """Those whose moment has come, which are planned no more."""
+        """The sandboxes whose moment has come, which are planned no more."""
         due = []
         while self._heap and self._heap[0][0] <= now:
             moment, sandbox = heapq.heappop(self._heap)

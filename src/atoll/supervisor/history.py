@@ -59,7 +59,7 @@ class History:
         self.last_change = await self._timeline.latest(self._sandbox, STATE_CHANGES)
 
     async def begin(self, *, cause: str, by: str) -> None:
-        """It was created. What is known of an earlier one of its id goes."""
+        """Note that it was created. What is known of an earlier one of its id goes."""
         self._tell(await self._timeline.begin_anew(self._sandbox, "created", cause=cause, by=by))
 
     async def note(self, what: str, *, cause: str, by: str) -> None:
@@ -73,7 +73,7 @@ class History:
             logger.error("%r of sandbox %s is missing from its timeline: %s", what, self._sandbox, problem)
 
     async def end(self, *, cause: str, by: str) -> None:
-        """It was destroyed. If that cannot be noted, whoever follows still learns of it, and the next try notes it."""
+        """Note that it was destroyed. If that fails, whoever follows still learns of it, and the next try notes it."""
         try:
             if not await self.has_ended():
                 await self.note(DESTROYED, cause=cause, by=by)

@@ -62,7 +62,7 @@ class Event(Enum):
 
 
 class Effect(Enum):
-    """What an actor is told to do. The state that comes with it lasts until it says what it found then."""
+    """An order to an actor. The state that comes with it lasts until it says what it found then."""
 
     MAKE = auto()
     START = auto()
@@ -126,7 +126,7 @@ FOUND: dict[Event, dict[State, State]] = {
 
 
 class Due(msgspec.Struct, frozen=True):
-    """What a deadline is for: an event to be told, with its cause and by whom."""
+    """The purpose of a deadline: an event to be told, with its cause and by whom."""
 
     event: Event
     cause: str
@@ -134,7 +134,7 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
-    """One sandbox, at one moment. All times are by a clock that nobody sets (`store/moments.py`)."""
+    """The life of one sandbox, at one moment. All times are by a clock that nobody sets (`store/moments.py`)."""
 
     state: State = State.ABSENT
     upkeep: Upkeep = Upkeep()
@@ -174,7 +174,7 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.upkeep.keep_alive else self.idle_since + self.upkeep.sleep_after
 
     def due(self, now: float) -> Due | None:
-        """What is due now."""
+        """The deadline that is there, if one is."""
         deadline = self.deadline
         if deadline is None or now < deadline:
             return None
@@ -197,12 +197,12 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, told_to_sleep_by=by) if self.state in AWAKE else self
 
     def put_off(self, now: float) -> Lifecycle:
-        """What is due could not be done."""
+        """Put off what is due, as it could not be done."""
         return replace(self, not_before=now + PUT_OFF_SECONDS)
 
 
 def step(life: Lifecycle, event: Event, now: float) -> tuple[Lifecycle, Effect | None]:
-    """What becomes of it by this event, and what is to be done for that. `now` is when the event was."""
+    """The next of a life after this event, and what is to be done for that. `now` is when the event was."""
     if event is Event.USED:
         return replace(life, uses=life.uses + 1, told_to_sleep_by=None), None
     if event is Event.LEFT:

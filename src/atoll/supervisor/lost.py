@@ -99,7 +99,7 @@ def tell_names(storage: Storage, state: Path) -> None:
 
 
 def remove_expired(storage: Storage, keep_seconds: float) -> tuple[list[str], list[str]]:
-    """Those that were there for so long. Which those were, and what could not be done."""
+    """Remove those that were there for so long. Returns their names, and what could not be done."""
     now = datetime.now(UTC)
     removed, problems = [], []
     for name in storage.lost.names():

@@ -46,7 +46,7 @@ class PromisedMemory:
 
     @contextmanager
     def changing(self, generation: str, memory: int) -> Iterator[None]:
-        """One that runs gets so much instead; or MEMORY_COMMITTED."""
+        """Promise one that runs so much instead; or MEMORY_COMMITTED."""
         more = self._usable(memory) - self._running.get(generation, 0)
         with self.launching(max(0, more)):
             yield
@@ -57,7 +57,7 @@ class PromisedMemory:
         self._running[generation] = self._usable(memory)
 
     def forget(self, generation: str) -> None:
-        """It has ended. Twice is fine."""
+        """Take back the promise to one that has ended. Twice is fine."""
         self._running.pop(generation, None)
 
 

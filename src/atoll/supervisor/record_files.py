@@ -43,7 +43,7 @@ async def take_over_files(state: Path, store: Store) -> None:
 
 
 def _read(files: Path) -> Iterator[SandboxRow]:
-    """What is damaged comes as it is, and is listed as such later. What has no sandbox's name is nobody's record."""
+    """Records as they are; damaged ones are listed as such later. A name that no sandbox can have is of nobody's."""
     for ending, stage in ENDINGS.items():
         for path in files.glob(f"*{ending}"):
             content = path.read_bytes()

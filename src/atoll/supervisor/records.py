@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SharedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox is, on whichever machine. `image_state` says on which contents of the image it was made.
+    """The record of a sandbox as every machine sees it. `image_state` says on which contents of the image it was made.
 
     A variable in `env` that is None was taken away: it hides one that every sandbox has. `revision` counts the changes:
     of two records of a sandbox, which `created_at` tells from others of its id, the higher one is the later.
@@ -52,7 +52,7 @@ class SharedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is of the machine alone that has the disk of a sandbox.
+    """The record of a sandbox that is of the machine alone which has its disk.
 
     `engine`, `handle` and `generation` are of its latest start, the last two as that engine gave them, and empty before
     the first; `boot_id` is of this machine's boot in which that was. `made_since_boot` and `made_in_boot` say when it
@@ -79,7 +79,7 @@ class SandboxRecord(SharedRecord, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> str:
-        """What tells it from every other sandbox, also of its id."""
+        """A text that tells it from every other sandbox, also of its id."""
         return f"{self.id} {self.created_at.timestamp()}"
 
     @property
@@ -149,13 +149,13 @@ class Records:
         self._move(sandbox, Stage.CREATED)
 
     async def replace(self, record: SandboxRecord) -> None:
-        """What is kept of a sandbox that was created, anew."""
+        """Keep a record of a sandbox that was created, anew."""
         row = self._rows[record.id]
         await self._store.sandboxes.replace(to_row(record, row.stage))
         self._rows[record.id] = msgspec.structs.replace(row, record=record)
 
     async def restore(self, record: SandboxRecord) -> None:
-        """What the disk of a sandbox carries takes the place of a row that is lost, older or damaged."""
+        """Keep the record that a sandbox's disk carries instead of a row that is lost, older or damaged."""
         await self._store.sandboxes.put(to_row(record, Stage.CREATED))
         self._rows[record.id] = Row(id=record.id, stage=Stage.CREATED, record=record)
 
@@ -191,7 +191,7 @@ class Records:
         return self._find(sandbox, Stage.CREATED, Stage.REMOVING)
 
     def created(self) -> list[SandboxRecord]:
-        """Those that can be read: a damaged one keeps its disk, and keeps nobody from the others."""
+        """The records that can be read: a damaged one keeps its disk, and keeps nobody from the others."""
         return [row.record for row in self.rows() if row.stage is Stage.CREATED and row.record]
 
     def rows(self) -> list[Row]:

@@ -92,7 +92,7 @@ class Roster:
 
     @property
     def is_needed(self) -> bool:
-        """Who needed this server when last asked is asked first: so all are looked at only when nobody does."""
+        """Whether a sandbox needs this server. The one that did is asked first: mostly that is enough."""
         if self._who_needs_us is None or not self._who_needs_us.needs_server:
             self._who_needs_us = next((actor for actor in self._actors.values() if actor.needs_server), None)
         return self._who_needs_us is not None
@@ -109,7 +109,7 @@ class Roster:
         await self._workshop.lost.remove(name)
 
     async def list(self, query: SandboxQuery, *, with_use: bool = False) -> SandboxList:
-        """One page. Nobody waits for it: after every few sandboxes it is everybody else's turn."""
+        """A page of them. Nobody waits for it: after every few sandboxes it is everybody else's turn."""
         found: list[SandboxInfo] = []
         for number, record in enumerate(self._workshop.records()):
             if number % LOOKS_PER_TURN == 0:

@@ -68,7 +68,7 @@ class Running:
         return self.link
 
     def found(self) -> Event:
-        """What is there, seen with our own eyes: when nothing runs, and when something went wrong."""
+        """The state of things, seen with our own eyes: when nothing runs, and when something went wrong."""
         if self.live:
             return Event.STANDS_STILL if self._stands_still(self.live) else Event.RUNS
         if self._workshop.exists(self._name):
@@ -158,7 +158,7 @@ class Running:
             self.link.has_ended = True
 
     async def end_by_itself(self) -> None:
-        """It has ended, and nobody asked for it."""
+        """Act on an end that nobody asked for."""
         await self._history.note_if_possible("stopped", cause="its first process was killed", by=KERNEL)
         self._note_end_of_link()
         await self.let_go()

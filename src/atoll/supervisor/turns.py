@@ -17,7 +17,7 @@ TURN_SECONDS = 0.0001
 
 
 class Turns:
-    """Those of one sandbox."""
+    """The turns of one sandbox."""
 
     def __init__(self) -> None:
         self._line = asyncio.Lock()

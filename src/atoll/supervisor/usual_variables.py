@@ -30,7 +30,7 @@ def told_inside(limits: Limits) -> dict[str, str]:
 
 
 def usual(limits: Limits, rootfs: Rootfs) -> dict[str, str]:
-    """Those of every sandbox with these limits and this image."""
+    """The variables of every sandbox with these limits and this image."""
     return ENV | told_inside(limits) | rootfs.env
 
 

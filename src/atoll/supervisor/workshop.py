@@ -430,7 +430,7 @@ def new_generation() -> str:
 
 
 def tell(inherited: Inherited) -> None:
-    """Whoever runs a server: what was found that nobody asked for."""
+    """Tell whoever runs a server what was found that nobody asked for."""
     for name in inherited.restored:
         logger.warning("the record of sandbox %s was lost or old, and is made anew from what its disk carries", name)
     for disk in inherited.set_aside:

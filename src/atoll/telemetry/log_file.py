@@ -30,10 +30,10 @@ class StandardError:
         write_all(STDERR, data)
 
     def reopen(self) -> None:
-        """It has no name."""
+        """Nothing is to be done: it has no name."""
 
     def close(self) -> None:
-        """It is everybody's."""
+        """Nothing is to be done: it is everybody's."""
 
 
 class LogFile:

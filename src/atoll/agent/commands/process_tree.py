@@ -56,7 +56,7 @@ class ProcessStat(NamedTuple):
 
     @property
     def is_leaving(self) -> bool:
-        """It has closed its files already, perhaps, and is its children's parent still."""
+        """Whether it is on its way out: its files may be closed already, and it is its children's parent still."""
         return bool(self.flags & _EXITING) and not self.is_zombie
 
     @property
@@ -330,7 +330,7 @@ class BirthClock:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // NANOSECONDS_PER_TICK, self.last_pid()
 
     def last_pid(self) -> int:
-        """That was given out, or 0 if this is not open."""
+        """The last pid that was given out, or 0 if this is not open."""
         return int(os.pread(self._load, 256, 0).split()[-1]) if self._load >= 0 else 0
 
 

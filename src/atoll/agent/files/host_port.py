@@ -34,7 +34,7 @@ class Cancelled(BaseException):
 
 
 class HostPort:
-    """What is sent is kept until there is enough of it, or `flush`."""
+    """The port to the host: frames are kept until there are enough of them, or `flush`."""
 
     def __init__(self, fd: int, unread: bytes, buffer: memoryview, progress: Progress) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)

@@ -54,7 +54,7 @@ _TEMPORARY = re.compile(rb"\.atoll-[0-9a-f]{16}")
 
 
 class Filter:
-    """Which paths are told of. Both lists are shell patterns for a path from the watched directory, or a name."""
+    """The paths that are told of. Both lists are shell patterns for a path from the watched directory, or a name."""
 
     def __init__(self, include: list[bytes], exclude: list[bytes]) -> None:
         self._include, self._exclude = (re.compile(_any_of(patterns)) for patterns in (include, exclude))

@@ -115,7 +115,7 @@ class WorkerPool:
             operation.is_outdated = True
 
     def freed(self, worker: Worker) -> None:
-        """It has done its work."""
+        """The worker has done its work."""
         self._busy.discard(worker)
         if len(self._idle) < IDLE_WORKERS and not self._is_closing:
             self._idle.append(worker)
@@ -125,7 +125,7 @@ class WorkerPool:
         self._start_next()
 
     def lost(self, worker: Worker) -> None:
-        """It has ended."""
+        """The worker has ended."""
         self._busy.discard(worker)
         if worker in self._idle:
             self._idle.remove(worker)
@@ -222,7 +222,7 @@ class Worker:
         self._kill_timer = self._loop.call_later(KILL_GRACE_SECONDS, self.signal, signal.SIGKILL)
 
     def dismiss(self) -> None:
-        """It ends by itself, since it hears no more."""
+        """Let it end by itself, since it hears no more."""
         if self.expires:
             self.expires.cancel()
         self._loop.remove_reader(self._control)

@@ -124,7 +124,7 @@ class ProcessLog:
         return last_lines(b"".join(entry.data for entry in entries))
 
     def forget(self) -> None:
-        """It is not needed any more; what is kept of it makes room for others."""
+        """Make room for others with what is kept of it: nobody needs it any more."""
         self.close()
         self._store.remove(self, self._segments)
         self._segments = []

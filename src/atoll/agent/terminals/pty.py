@@ -58,7 +58,7 @@ class PtyProgram:
         self._env = env
 
     def start(self, runner: CommandRunner, cols: int, rows: int) -> Started:
-        """It inherits our directory."""
+        """Start a program, which inherits our directory."""
         master = open_master()
         try:
             slave = open_slave(master)

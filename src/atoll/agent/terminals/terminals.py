@@ -121,7 +121,7 @@ class Waiting:
 
 
 class Ending(Waiting):
-    """Somebody waits for the end of a program."""
+    """A wait for the end of a program."""
 
     def begin(self) -> None:
         self._terminal.when_ended(self._done)

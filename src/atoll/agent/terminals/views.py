@@ -43,7 +43,7 @@ class History:
 
 
 class Viewer:
-    """Somebody who looks at a terminal."""
+    """A viewer of a terminal."""
 
     def __init__(self, terminal: Terminal, owner: Owner) -> None:
         self._terminal = terminal

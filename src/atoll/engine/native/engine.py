@@ -326,7 +326,7 @@ class NativeEngine:
             raise no_gateway(sandbox, cause) from cause
 
     async def _visit(self, sandbox: LiveSandbox, visit: Callable[[NurseryProcess, int], Awaitable[Visited]]) -> Visited:
-        """What the nursery makes in the sandbox's network namespace."""
+        """Have the nursery make something in the sandbox's network namespace."""
         held = self._held.get(sandbox.handle)
         if held is None or held.pidfd is None:
             raise _not_running(sandbox)
@@ -413,7 +413,7 @@ class NativeEngine:
             return self._nursery
 
     def _find(self, sandbox: LiveSandbox) -> Held | None:
-        """One that is held; or else what its handle says."""
+        """The sandbox as it is held; or else as its handle says."""
         if held := self._held.get(sandbox.handle):
             return held
         handle = NativeHandle.decode(sandbox.handle) if sandbox.engine == self.name else None

@@ -108,7 +108,7 @@ def namespace_remedy(reasons: set[int], restrictions: dict[str, str]) -> str:
 
 
 def _restrictions_in_force() -> dict[str, str]:
-    """Those that are set, with the value that lifts them. To root they do not apply."""
+    """Restrictions that are set, with the value that lifts each. To root they do not apply."""
     if os.geteuid() == 0:
         return {}
     return {

@@ -70,7 +70,7 @@ def most_locks(newest: Counter[Holder], first_pids: dict[str, int]) -> str | Non
 
 
 def devices_of(first_pids: dict[str, int]) -> dict[str, str]:
-    """Which group's files a device has, as the list of locks writes devices."""
+    """The group whose files a device has, by device as the list of locks writes it."""
     devices: dict[str, str] = {}
     for group, pid in first_pids.items():
         with suppress(OSError), open(f"/proc/{pid}/mountinfo") as file:

@@ -1,4 +1,4 @@
-"""What the native engine finds a sandbox by, and what it holds of one that it started or adopted."""
+"""Handles, by which the native engine finds sandboxes, and what it holds of those that it started or adopted."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class HoardWatch:
 
 
 def hoarders(held: dict[str, int], most_of: Callable[[str], int], most_of_all: int) -> list[str]:
-    """Whose commands are to be killed. Limits are asked for only where much is held."""
+    """The groups whose commands are to be killed. Limits are asked for only where much is held."""
     much = [name for name, size in held.items() if size > TOO_OFTEN * for_sockets(0)]
     found = [name for name in much if held[name] > TOO_OFTEN * most_of(name)]
     if not found and is_nearly(held, most_of_all):

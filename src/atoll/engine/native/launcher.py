@@ -329,7 +329,7 @@ class Child:
 
 
 def _keep_descriptors(wanted: list[int]) -> None:
-    """Those to known places, in this order, /dev/null to 0, 1 and 2, everything else closed."""
+    """Move descriptors to known places, in this order, /dev/null to 0, 1 and 2, and close everything else."""
     kept = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in wanted]  # clear of where they go
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for target in (0, 1, 2):

@@ -25,7 +25,7 @@ NAMES = (b"atoll-nursery", b"atoll-zygote")  # a child has the zygote's until it
 
 
 def end_leftovers(log: Path, program: tuple[str, ...]) -> list[ProcessStat]:
-    """Those that were ended, each a process of a nursery run as `program` that writes to `log`."""
+    """The processes that were ended, each of a nursery run as `program` that writes to `log`."""
     return [found for found in leftovers(log, program) if _end(found, log, program)]
 
 

@@ -46,7 +46,7 @@ class NurseryGone(Exception):
 
 
 class NurseryStopped(NurseryGone):
-    """Somebody has stopped the nursery, so it was ended. What it had begun ends by itself: nobody said to keep it."""
+    """A nursery was stopped by somebody, so it was ended. What it had begun ends by itself: nobody said to keep it."""
 
 
 class NurseryProcess:
@@ -162,7 +162,7 @@ class NurseryProcess:
             await ended(delivery.pidfd)
 
     def _give_up(self) -> None:
-        """It does not answer any more."""
+        """Kill the nursery, which does not answer any more."""
         self._process.kill()
         self._end()
 

@@ -72,7 +72,7 @@ class Born(msgspec.Struct, frozen=True, kw_only=True, tag="born"):
 
 
 class Stillborn(msgspec.Struct, frozen=True, kw_only=True, tag="stillborn"):
-    """It could not be made: at which step, and what the kernel said. Nothing of it remains."""
+    """A sandbox that could not be made: at which step, and what the kernel said. Nothing of it remains."""
 
     ticket: int
     step: str

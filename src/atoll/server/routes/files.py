@@ -237,7 +237,7 @@ async def watch_directory(request: Request, query: WatchQuery) -> Response:
 
 
 class BreakableResponse(StreamingResponse):
-    """One that ends without its end when something fails: the connection is closed, and the client knows."""
+    """A response that ends without its end when something fails: the connection is closed, and the client knows."""
 
     async def stream_response(self, send: Send) -> None:
         try:
@@ -327,7 +327,7 @@ def portions(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def range_of(request: Request, info: FileInfo) -> tuple[int, int] | None:
-    """What has no size, as in /proc, has no parts. Nor has what is another since."""
+    """The range that is asked for. A file without a size, as in /proc, has no parts; nor has one that changed since."""
     condition = request.headers.get("if-range")
     if not info.size or (condition is not None and condition not in (etag(info), last_modified(info))):
         return None

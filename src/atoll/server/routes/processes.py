@@ -95,7 +95,7 @@ class ProcessLogsBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class LogEventBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event of a stream: stdout, stderr, dropped or exit, as `ProcessEvent` of the SDK; or error.
+    """An event of a stream: stdout, stderr, dropped or exit, as `ProcessEvent` of the SDK; or error.
 
     `data_base64` has the exact bytes where `data` has not.
     """

@@ -143,7 +143,7 @@ class Requests:
 
     @asynccontextmanager
     async def fed_to(self, agent: AgentConnection) -> AsyncIterator[None]:
-        """What is left of them goes to `agent` beside what is done in the block."""
+        """Pieces go on to `agent` beside what is done in the block."""
         feeder = None if self.is_over else asyncio.create_task(self.feed(agent))
         try:
             yield

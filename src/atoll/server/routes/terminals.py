@@ -154,7 +154,7 @@ async def view(socket: WebSocket) -> None:
 
 
 class View:
-    """What the terminal shows, on its way to the client."""
+    """The terminal's output, on its way to the client."""
 
     def __init__(self, socket: WebSocket, agent: AgentConnection, call: AttachTerminal) -> None:
         self._socket = socket
@@ -172,7 +172,7 @@ class View:
 
 
 class Controls:
-    """What the client sends, on its way to the program."""
+    """The client's messages, on their way to the program."""
 
     def __init__(self, socket: WebSocket, agent: AgentConnection, link: AgentLink) -> None:
         self._socket = socket
@@ -191,7 +191,7 @@ class Controls:
         raise WebSocketDisconnect(message["code"])
 
     async def give_up_if_left(self) -> None:
-        """What the client sends is not read while its input is backed up; its departure must be seen."""
+        """Watch for the client's departure, which is not read of while its input is backed up."""
         left = asyncio.Event()
         with departure_of(self._socket.scope).calls(left.set):
             await left.wait()
