@@ -79,7 +79,7 @@ class Making(msgspec.Struct, frozen=True, kw_only=True):
 def given_limits(
     size: str | None, cpus: str | None, memory: str | None, disk: str | None, pids: int | None
 ) -> dict[str, Any]:
-    """Those of a size, if one was named, and then the single ones."""
+    """The limits of a size, if one was named, and then the single ones."""
     whole = asdict(parse_limits(size)) if size else {}
     single = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids}
     return whole | {name: value for name, value in single.items() if value is not None}

@@ -119,7 +119,7 @@ def _completed_inside(context: click.Context, incomplete: str, ids: Callable[[Sa
 
 
 def _completed(context: click.Context, ask: Callable[[str, str | None], list[str]]) -> list[str]:
-    """What can be asked of a server. Nobody who presses a key waits long for it, or wants a server started."""
+    """The answer of a server that runs, if it comes soon: who presses a key waits for nothing else."""
     url, api_key = context.params.get("url"), context.params.get("api_key")
     found: list[str] = []
 

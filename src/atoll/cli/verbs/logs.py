@@ -50,7 +50,7 @@ def logs(
 
 
 def pass_on_tail(sandbox: Sandbox, process_id: str, since: int | None, lines: int) -> int | None:
-    """What has been written so far, in part. Returns the number of the last event, to go on from there."""
+    """Show what has been written so far, in part. Returns the number of the last event, to go on from there."""
     kept = Tail(lines)
     with sandbox.stream_process_logs(process_id, follow=False, since=since) as events:
         for event in events:

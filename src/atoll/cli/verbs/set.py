@@ -65,7 +65,7 @@ def apply(
     ttl: str | None,
     **limits: Any,
 ) -> None:
-    """What may be refused comes first."""
+    """Make the changes; those that may be refused come first."""
     if wanted := given_limits(**limits):
         sandbox.set_limits(wanted)
     if sleep_after is not None:

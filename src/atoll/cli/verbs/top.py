@@ -25,7 +25,7 @@ WARNING, FULL = 0.8, 0.95
 
 
 class Using(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sandbox uses just now. `cpus` is how many, between two looks."""
+    """The use of one sandbox just now. `cpus` is how many, between two looks."""
 
     id: str
     state: SandboxState
@@ -101,7 +101,7 @@ def uses(before: Look, now: Look) -> list[Using]:
 
 
 def _uses(before: Look, now: Look) -> Iterator[Using]:
-    """One that was stopped or made between the two has used what it has since."""
+    """The cpus of one between two looks; one that was stopped or made meanwhile has used what it has since."""
     known = {(info.id, info.since): info.use.cpu_seconds for info in before.sandboxes if info.use}
     seconds = max(now.moment - before.moment, 0.001)
     for info in now.sandboxes:
@@ -136,5 +136,5 @@ def to_table(found: list[Using]) -> Table:
 
 
 def style_of(used: float, limit: float) -> str:
-    """What is nearly used up is seen."""
+    """The style of a figure, seen at once if it is nearly used up."""
     return "bold red" if used >= FULL * limit else "yellow" if used >= WARNING * limit else ""

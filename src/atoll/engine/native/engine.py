@@ -14,7 +14,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from atoll.agent.commands.process_tree import Identity, ProcessStat, parse_stat
+from atoll.agent.commands.process_tree import Identity, ProcessStat
 from atoll.engine.base import (
     Capability,
     Event,
@@ -30,7 +30,7 @@ from atoll.engine.native.agent_socket import AgentSocket
 from atoll.engine.native.cgroups import Cgroups, open_cgroups
 from atoll.engine.native.gateway_rules import DNS_PORT, TCP_PORT
 from atoll.engine.native.group_limits import MemoryInUse, Resources
-from atoll.engine.native.handles import Held, NativeHandle, ProcessIdentity
+from atoll.engine.native.handles import Held, NativeHandle, ProcessIdentity, is_running
 from atoll.engine.native.hoards import HoardWatch
 from atoll.engine.native.host_share import limit_all, most_in_sockets
 from atoll.engine.native.leftovers import end_leftovers
@@ -477,15 +477,6 @@ def no_gateway(sandbox: LiveSandbox, cause: OSError) -> AtollError:
         remedy=remedy,
         sandbox=sandbox.id,
     )
-
-
-def is_running(process: ProcessIdentity) -> bool:
-    """Whether that pid is still of this process, which has not ended."""
-    try:
-        found = parse_stat(Path(f"/proc/{process.pid}/stat").read_bytes())
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return found.start_time == process.start_time and not found.is_zombie
 
 
 def answers(agent_socket: Path) -> bool:

@@ -9,6 +9,7 @@ from typing import Self
 
 import msgspec
 
+from atoll.agent.commands.process_tree import parse_stat
 from atoll.engine.native.agent_socket import AgentSocket
 from atoll.engine.native.group_files import group_name
 
@@ -19,6 +20,15 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     start_time: int
     boot_id: str
+
+
+def is_running(process: ProcessIdentity) -> bool:
+    """Whether that pid is still of this process, which has not ended."""
+    try:
+        found = parse_stat(Path(f"/proc/{process.pid}/stat").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return found.start_time == process.start_time and not found.is_zombie
 
 
 class NativeHandle(msgspec.Struct, frozen=True, kw_only=True):
