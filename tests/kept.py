@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Coroutine, Iterator
 from contextlib import closing, contextmanager
@@ -83,3 +84,8 @@ def rows(state: Path) -> list[Row]:
 def database_of(workshop: Workshop) -> Database:
     assert isinstance(workshop.store, SqliteStore)
     return workshop.store.database
+
+
+def leftovers(directory: Path) -> list[str]:
+    """Disks and records, by id."""
+    return [*os.listdir(directory / "state/disks"), *stages(directory / "state")]

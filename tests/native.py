@@ -7,6 +7,7 @@ from typing import Protocol
 
 from atoll.engine.native.agent_socket import AgentSocket
 from atoll.engine.native.handles import NativeHandle
+from atoll.protocol.commands import Exec
 from atoll.supervisor.agent_link import AgentLink
 
 
@@ -33,3 +34,8 @@ def linked(sandbox: Handled) -> AgentLink:
 
 def linked_at(path: Path) -> AgentLink:
     return AgentLink(AgentSocket(path).connect, tells_unread=True)
+
+
+async def run(live: Handled, *argv: str) -> bytes:
+    async with linked(live) as link:
+        return (await link.run(Exec(argv=list(argv)))).stdout

@@ -12,10 +12,10 @@ import pytest
 from atoll.store.moments import boot_id
 from atoll.supervisor.reconcile import Inherited
 from tests import kept
-from tests.contract.test_engine import leftovers, run
 from tests.contract.test_state_directory import ONE, open_workshop
+from tests.kept import leftovers
 from tests.making import create
-from tests.native import native
+from tests.native import native, run
 
 
 def as_before_handles(record: dict[str, Any]) -> dict[str, Any]:

@@ -96,8 +96,25 @@ async def test_what_it_started_ends_with_it(workshop: Workshop) -> None:
     async with asyncio.timeout(HANG_SECONDS):
         while (await workshop.engine.usage(live)).processes != 3:
             await asyncio.sleep(0.01)
+    namespace = os.readlink(f"/proc/{pid_of(live)}/ns/pid")
+    assert len(processes_in(namespace)) == 3
     await workshop.destroy(live)
     assert not await workshop.engine.is_running(live)
+    async with asyncio.timeout(HANG_SECONDS):
+        while processes_in(namespace):
+            await asyncio.sleep(0.01)
+
+
+def processes_in(namespace: str) -> list[str]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                    found.append(name)
+            except OSError:
+                continue
+    return found
 
 
 async def test_what_it_writes_is_on_its_disk_when_it_starts_again(workshop: Workshop) -> None:
@@ -213,10 +230,23 @@ async def test_one_whose_maker_is_killed_lives_on_if_it_is_on_record(opened: Ope
     async with opened() as workshop:
         if what == "recorded":
             assert workshop.inherited == Inherited(running=(ONE,))
-            assert await run(workshop, await workshop.adopt("one"), "echo x") == "x"
+            live = await workshop.adopt("one")
+            assert await run(workshop, live, "echo x") == "x"
+            again = await workshop.adopt("one")
+            assert (await workshop.engine.usage(again)).processes >= 1
+            await workshop.engine.stop(live)
+            await workshop.engine.wait(again)
+            with pytest.raises(AtollError) as caught:
+                await workshop.adopt("one")
+            assert caught.value.code is ErrorCode.SANDBOX_NOT_RUNNING
         else:
             assert workshop.inherited == Inherited(removed=(ONE,))
+            assert not list((tmp_path / "run").glob("agents/*"))
+            with pytest.raises(LookupError):
+                await workshop.adopt("one")
         await workshop.remove("one")
+        with pytest.raises(LookupError):
+            await workshop.adopt("one")
         assert not workshop.storage.names()
 
 
@@ -261,12 +291,13 @@ async def test_one_that_another_engine_started_is_left_alone_until_that_is_back(
         first.images.add("busybox", busybox_root)
         live = await make(first)
         await run(first, live, "mkdir -p /srv; echo kept >/srv/f")
+        record = first.record(ONE)
+        await first.update(record, upkeep=msgspec.structs.replace(record.upkeep, ttl=0.0))
     async with opened(other) as second, Roster(second, second.store.timeline) as roster:
         assert second.inherited == Inherited(out_of_reach=(ONE,))
         actor = roster.actor("one")
         info = describe(actor)
         assert info.state is SandboxState.RUNNING and started_by in info.cause
-        assert not roster.is_needed
         for refused in (
             actor.do(ME, AgentLink.ping),
             actor.ensure(Plan(image="busybox"), ME),
@@ -277,6 +308,7 @@ async def test_one_that_another_engine_started_is_left_alone_until_that_is_back(
             with pytest.raises(AtollError) as caught:
                 await refused
             assert caught.value.code is ErrorCode.SANDBOX_OUT_OF_REACH and caught.value.context["sandbox"] == "one"
+        assert not roster.is_needed, "though its life is over: nothing is due of what nobody may touch"
         assert [event.what for event in await actor.events(0)] == ["created"]
     async with opened(started_by) as third:
         assert third.inherited == Inherited(running=(ONE,))

@@ -23,9 +23,9 @@ from atoll.protocol.ids import SandboxId
 from atoll.supervisor.workshop import Workshop
 from tests.contract import dying_nursery
 from tests.contract.test_crashes import HANG_SECONDS, Site, children_of, is_alive
-from tests.contract.test_engine import run
 from tests.leaks import Surroundings
 from tests.making import create
+from tests.native import run
 
 PATIENCE_SECONDS = 0.3
 

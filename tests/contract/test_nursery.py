@@ -16,8 +16,9 @@ from atoll.engine.native.nursery import sweep
 from atoll.engine.native.uid_ranges import UidRanges
 from atoll.protocol.errors import AtollError
 from atoll.supervisor.workshop import Workshop
-from tests.contract.test_engine import nursery_of, run
+from tests.contract.test_native_engine import nursery_of
 from tests.making import create
+from tests.native import run
 
 FAILING_CHILDREN = """
 from atoll.engine.native import launcher, nursery

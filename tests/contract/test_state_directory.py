@@ -32,8 +32,9 @@ from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
 from tests import kept
-from tests.contract.test_engine import leftovers, run
+from tests.kept import leftovers
 from tests.making import create
+from tests.native import run
 
 ONE = SandboxId("one")
 MIB = 2**20

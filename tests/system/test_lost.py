@@ -26,9 +26,8 @@ from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
 from tests import kept
-from tests.contract.test_engine import run
 from tests.making import create
-from tests.native import native
+from tests.native import native, run
 from tests.system.conftest import serving
 from tests.system.serving import RunningServer
 

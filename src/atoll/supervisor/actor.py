@@ -417,7 +417,9 @@ class SandboxActor:
         return self.record()
 
     def treat(self, record: SandboxRecord) -> None:
-        """As it is on record from now on."""
+        """As it is on record from now on. Nothing is due of one that is out of reach: it is left alone."""
+        if self.running.out_of_reach:
+            return
         age = moments.elapsed(record.made, moments.now()) if record.upkeep.ttl is not None else 0.0
         self._life = self._life.treated(record.upkeep, since_boot() - age)
         self._plan_look(self._life.deadline)

@@ -1,4 +1,4 @@
-"""What the native engine promises besides what every engine does: its processes killed, ids, quotas, layers."""
+"""The native engine, in what it promises besides what every engine does: its processes killed, ids, quotas, layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.engine.base import LiveSandbox
-from atoll.engine.native import engine, nursery_process, uid_ranges
+from atoll.engine.native import nursery_process, uid_ranges
 from atoll.engine.native.cgroups import parse_mounts
 from atoll.engine.native.engine import NativeEngine
 from atoll.engine.native.group_files import PARENT
@@ -23,16 +23,13 @@ from atoll.engine.native.group_limits import CPU_PERIOD_US
 from atoll.engine.native.handles import ProcessIdentity
 from atoll.images.catalog import ImageCatalog
 from atoll.images.host import HostImage
-from atoll.protocol.commands import Exec
 from atoll.protocol.errors import AtollError, ErrorCode
-from atoll.protocol.ids import SandboxId
-from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.contract import dying_nursery
 from tests.contract.dying_nursery import Trap
 from tests.making import create
-from tests.native import agent_socket, linked, native
+from tests.native import agent_socket, native, run
 
 
 @pytest.fixture
@@ -76,71 +73,20 @@ def nursery_of(workshop: Workshop) -> int:
     return workshop.engine.nursery_pid
 
 
-async def run(live: LiveSandbox, *argv: str) -> bytes:
-    async with linked(live) as link:
-        return (await link.run(Exec(argv=list(argv)))).stdout
-
-
-async def test_a_started_sandbox_answers_and_a_stopped_one_is_gone(own: Workshop) -> None:
+async def test_a_stopped_sandbox_leaves_neither_a_process_nor_a_socket(own: Workshop) -> None:
     live = await create(own, "one", image="busybox")
-    assert await run(live, "echo", "hello") == b"hello\n"
     assert Path(f"/proc/{native(live).process.pid}").exists()
-    await own.engine.stop(live)
     await own.engine.stop(live)
     assert not agent_socket(live).exists()
     assert is_zombie(native(live).process.pid)
 
 
-async def test_stopping_ends_everything_that_ran_inside(own: Workshop) -> None:
-    live = await create(own, "one", image="busybox")
-    await run(live, "sh", "-c", "setsid sleep 5555 & sleep 5555 & :")
-    namespace = os.readlink(f"/proc/{native(live).process.pid}/ns/pid")
-    assert len(processes_in(namespace)) == 3
-    await own.destroy(live)
-    while processes_in(namespace):
-        await asyncio.sleep(0.01)
-
-
-def processes_in(namespace: str) -> list[str]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                if os.readlink(f"/proc/{name}/ns/pid") == namespace:
-                    found.append(name)
-            except OSError:
-                continue
-    return found
-
-
-async def test_wait_returns_when_somebody_else_kills_it(own: Workshop) -> None:
-    live = await create(own, "one", image="busybox")
-    waiting = [asyncio.create_task(own.engine.wait(live)) for _ in range(3)]
-    await asyncio.sleep(0.05)
-    assert not any(task.done() for task in waiting)
-    os.kill(native(live).process.pid, signal.SIGKILL)
-    await asyncio.gather(*waiting)
-    await own.destroy(live)
-
-
-async def test_many_at_once(own: Workshop) -> None:
+async def test_forty_at_once_have_user_ids_and_host_names_of_their_own(own: Workshop) -> None:
     lives = await asyncio.gather(*(create(own, f"many-{number}", image="busybox") for number in range(40)))
     answers = await asyncio.gather(*(run(live, "hostname") for live in lives))
     assert answers == [f"many-{number}\n".encode() for number in range(40)]
     assert len({native(live).uid_base for live in lives}) == 40
     await asyncio.gather(*(own.destroy(live) for live in lives))
-
-
-async def test_destroying_leaves_no_file_behind(own: Workshop, tmp_path: Path) -> None:
-    live = await create(own, "one", image="busybox")
-    await run(live, "sh", "-c", "mkdir -p /a/b; echo x >/a/b/c; ln -s /etc/passwd /a/link; chmod 000 /a/b")
-    await own.destroy(live)
-    await own.destroy(live)
-    assert not leftovers(tmp_path)
-    assert Path("/etc/passwd").exists()
-    live = await create(own, "one", image="busybox")
-    assert await run(live, "ls", "/") and not await run(live, "ls", "/workspace")
-    await own.destroy(live)
 
 
 async def test_sandboxes_outlive_the_nursery_and_the_next_start_makes_a_new_one(crashing: Workshop) -> None:
@@ -245,7 +191,7 @@ async def test_starts_cancelled_at_any_moment_leave_nothing(own: Workshop, tmp_p
         await asyncio.gather(task, return_exceptions=True)
         if task.done() and not task.cancelled() and not task.exception():
             await own.destroy(task.result())
-        assert not leftovers(tmp_path)
+        assert not kept.leftovers(tmp_path)
     while len(children_of(nursery)) > 2:  # embryos
         await asyncio.sleep(0.01)
 
@@ -339,38 +285,9 @@ async def test_a_sandbox_whose_record_cannot_be_written_is_ended(own: Workshop, 
         await create(own, "one", image="busybox")
     assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
     kept.database_of(own).execute("PRAGMA query_only=0")
-    assert not leftovers(tmp_path)
+    assert not kept.leftovers(tmp_path)
     while len(children_of(nursery)) > 2:
         await asyncio.sleep(0.01)
-
-
-async def test_destroying_again_does_not_touch_the_next_of_that_name(own: Workshop) -> None:
-    first = await create(own, "same", image="busybox")
-    await own.destroy(first)
-    second = await create(own, "same", image="busybox")
-    await own.destroy(first)
-    assert await run(second, "sh", "-c", "echo x >/f; cat /f") == b"x\n"
-    assert own.record(second.id).generation == second.generation
-    await own.destroy(second)
-
-
-@pytest.mark.parametrize("stage", ["making", "created", "removing", "not a stage"])
-async def test_a_damaged_record_is_named(tmp_path: Path, stage: str) -> None:
-    async with Workshop(tmp_path / "state", tmp_path / "run"):
-        pass
-    kept.put(tmp_path / "state", "odd", stage, b"{}")
-    async with Workshop(tmp_path / "state", tmp_path / "run") as own:
-        assert own.inherited == Inherited(damaged=(SandboxId("odd"),))
-        assert own.records() == []
-        with pytest.raises(AtollError) as caught:
-            await create(own, "odd", image="busybox")
-        assert caught.value.code == ErrorCode.SANDBOX_EXISTS
-        if stage not in ("making", "removing"):
-            with pytest.raises(AtollError) as caught:
-                own.record(SandboxId("odd"))
-            assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
-            assert "'odd'" in caught.value.message and "DELETE FROM" in caught.value.remedy
-    kept.remove(tmp_path / "state", "odd")
 
 
 async def test_a_private_umask_does_not_matter(tmp_path: Path, busybox_root: Path) -> None:
@@ -385,80 +302,10 @@ async def test_a_private_umask_does_not_matter(tmp_path: Path, busybox_root: Pat
         os.umask(before)
 
 
-MAKER = """
-import asyncio, sys
-from pathlib import Path
-from atoll.supervisor.workshop import Workshop
-from tests.making import create
-async def never_on_record(record):
-    print("made", flush=True)
-    sys.stdin.read()
-async def main():
-    workshop = Workshop(Path(sys.argv[1]) / "state", Path(sys.argv[1]) / "run")
-    workshop.images.add("busybox", Path(sys.argv[3]))
-    if sys.argv[2] == "unrecorded":
-        workshop._records.begin = never_on_record
-    await create(workshop, "left", image="busybox")
-    print("made", flush=True)
-    sys.stdin.read()
-asyncio.run(main())
-"""
-
-
-async def left_behind(tmp_path: Path, how: str, busybox_root: Path) -> None:
-    """A sandbox `left` made by a process that was then killed."""
-    maker = subprocess.Popen(
-        [sys.executable, "-c", MAKER, tmp_path, how, busybox_root],
-        cwd=Path(__file__).parents[2],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert maker.stdout and maker.stdin
-    assert maker.stdout.readline() == "made\n"
-    maker.kill()
-    maker.communicate()
-
-
-async def test_a_sandbox_whose_maker_was_killed_is_adopted_with_its_state(tmp_path: Path, busybox_root: Path) -> None:
-    await left_behind(tmp_path, "recorded", busybox_root)
-    async with Workshop(tmp_path / "state", tmp_path / "run") as own:
-        assert own.inherited == Inherited(running=(SandboxId("left"),))
-        live = await own.adopt("left")
-        assert await run(live, "sh", "-c", "echo kept >/f; hostname") == b"left\n"
-        again = await own.adopt("left")
-        assert await run(again, "cat", "/f") == b"kept\n"
-        assert (await own.engine.usage(again)).processes >= 1
-        await own.engine.stop(live)
-        await own.engine.wait(again)
-        with pytest.raises(AtollError) as caught:
-            await own.adopt("left")
-        assert caught.value.code == ErrorCode.SANDBOX_NOT_RUNNING
-        await own.destroy(again)
-        with pytest.raises(LookupError):
-            await own.adopt("left")
-        assert not leftovers(tmp_path)
-
-
-async def test_a_sandbox_that_was_not_on_record_ends_with_its_maker(
-    tmp_path: Path, busybox_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "SETTLE_SECONDS", 60.0)
-    await left_behind(tmp_path, "unrecorded", busybox_root)
-    async with Workshop(tmp_path / "state", tmp_path / "run") as own:
-        assert own.inherited == Inherited(removed=(SandboxId("left"),))
-        assert not list((tmp_path / "run/agents").iterdir())
-        with pytest.raises(LookupError):
-            await own.adopt("left")
-        await own.remove("left")
-        await own.destroy(await create(own, "left", image="busybox"))
-
-
-async def test_a_reused_pid_is_not_adopted(own: Workshop) -> None:
+async def test_a_process_of_another_boot_and_one_that_is_none_are_not_adopted(own: Workshop) -> None:
     live = await create(own, "one", image="busybox")
     handle = native(live)
     for process in (
-        replace(handle.process, pid=os.getpid()),
         replace(handle.process, boot_id="another"),
         ProcessIdentity(pid=2**22 - 1, start_time=1, boot_id=handle.process.boot_id),
     ):
@@ -490,50 +337,7 @@ async def test_uid_ranges_are_unique_on_the_machine_and_given_back_by_death(tmp_
     other.close()
 
 
-# Bad input: typed, with a remedy, and nothing half-made.
-
-
-def leftovers(directory: Path) -> list[str]:
-    """Disks and records, by id."""
-    return [*os.listdir(directory / "state/disks"), *kept.stages(directory / "state")]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        ({"sandbox_id": "No Good"}, ErrorCode.INVALID_SANDBOX_ID),
-        ({"image": "nowhere"}, ErrorCode.IMAGE_NOT_FOUND),
-        ({"image": "../../etc"}, ErrorCode.INVALID_IMAGE_NAME),
-        ({"limits": "gigantic"}, ErrorCode.INVALID_LIMITS),
-        ({"limits": {"memory": "1KB"}}, ErrorCode.INVALID_LIMITS),
-        ({"env": {"BIG": "x" * 300_000}}, ErrorCode.INVALID_ENVIRONMENT),
-        ({"env": {"A=B": "x"}}, ErrorCode.INVALID_ENVIRONMENT),
-        ({"env": {"A": "\0"}}, ErrorCode.INVALID_ENVIRONMENT),
-        ({"env": {"A": 1}}, ErrorCode.INVALID_ENVIRONMENT),
-        ({"env": {"A": "\udc80"}}, ErrorCode.INVALID_ENVIRONMENT),
-    ],
-)
-async def test_bad_input_is_refused_before_anything_is_made(
-    own: Workshop, tmp_path: Path, arguments: dict[str, object], code: ErrorCode
-) -> None:
-    with pytest.raises(AtollError) as caught:
-        await create(own, **({"sandbox_id": "fine", "image": "busybox"} | arguments))  # type: ignore[arg-type]
-    assert caught.value.code == code
-    assert caught.value.remedy
-    assert not leftovers(tmp_path)
-
-
-async def test_an_unknown_image_lists_the_known(own: Workshop) -> None:
-    with pytest.raises(LookupError, match="host, busybox"):
-        await create(own, "x", image="nowhere")
-
-
-async def test_an_id_that_is_taken_is_refused_and_the_first_is_not_harmed(own: Workshop) -> None:
-    live = await create(own, "one", image="busybox")
-    with pytest.raises(FileExistsError):
-        await create(own, "one", image="busybox")
-    assert await run(live, "echo", "x") == b"x\n"
-    await own.destroy(live)
+# What is missing: typed, with a remedy, and nothing half-made.
 
 
 async def test_an_image_that_cannot_be_idmapped_is_named(tmp_path: Path, busybox_root: Path) -> None:
@@ -551,18 +355,11 @@ async def test_an_image_that_cannot_be_idmapped_is_named(tmp_path: Path, busybox
                 await create(workshop, "one")
             assert caught.value.code == ErrorCode.LAYER_NOT_IDMAPPABLE
             assert "ext4" in caught.value.remedy
-            assert not leftovers(tmp_path)
+            assert not kept.leftovers(tmp_path)
             images.add("busybox", busybox_root)
             await workshop.destroy(await create(workshop, "one", image="busybox"))
     finally:
         subprocess.run(["umount", overlay], check=True)
-
-
-async def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(AtollError) as caught:
-        Workshop(tmp_path / "file/state", tmp_path / "run")
-    assert caught.value.code == ErrorCode.STATE_DIRECTORY_UNUSABLE
 
 
 def test_without_root_it_says_so(tmp_path: Path) -> None:
@@ -591,4 +388,4 @@ async def test_a_nursery_that_cannot_open_says_why(tmp_path: Path) -> None:
             await create(workshop, "one")
         assert caught.value.code == ErrorCode.NURSERY_FAILED
         assert "No such file" in caught.value.message
-        assert not leftovers(tmp_path)
+        assert not kept.leftovers(tmp_path)
