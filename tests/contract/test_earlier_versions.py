@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from atoll.store.moments import boot_id
-from atoll.supervisor.reconcile import Inherited
+from atoll.supervisor.estate import Inherited
 from tests import kept
 from tests.contract.test_state_directory import ONE, open_workshop
 from tests.kept import leftovers

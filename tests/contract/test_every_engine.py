@@ -24,9 +24,9 @@ from atoll.protocol.limits import Limits
 from atoll.protocol.sandboxes import SandboxEvent, SandboxState, UpkeepChanges
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.agent_link import AgentLink, link_to
+from atoll.supervisor.estate import Inherited
 from atoll.supervisor.info import describe
 from atoll.supervisor.plans import Plan
-from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.upkeep import set_upkeep
 from atoll.supervisor.workshop import Workshop
@@ -276,6 +276,26 @@ async def test_settling_ends_nothing_that_one_of_an_unreadable_handle_may_be(ope
         await second.engine.settle([unreadable], are_all=True)
         assert await second.engine.is_running(live)
         await second.destroy(await second.adopt("one"))
+
+
+async def test_each_sandbox_is_adopted_once_by_the_server_that_comes_next(opened: Open) -> None:
+    async with opened() as first:
+        await make(first)
+        await first.stop(await make(first, "two"))
+    second = opened()
+    adopted, adopt = [], second.engine.adopt
+
+    async def adopt_and_note(left: LiveSandbox) -> LiveSandbox | None:
+        adopted.append(left.id)
+        return await adopt(left)
+
+    second.engine.adopt = adopt_and_note  # type: ignore[method-assign]
+    async with second, Roster(second, second.store.timeline) as roster:
+        assert second.inherited == Inherited(running=(ONE,), ended=(SandboxId("two"),))
+        await roster.actor("one").do(ME, AgentLink.ping)
+        assert adopted == ["one", "two"]
+        for name in ("one", "two"):
+            await roster.actor(name).destroy(ME)
 
 
 @pytest.mark.parametrize("started_by", ENGINES)

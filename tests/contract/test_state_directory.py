@@ -27,8 +27,8 @@ from atoll.storage.pool import PoolStorage
 from atoll.store.sqlite import reserve
 from atoll.store.sqlite.database import NAME
 from atoll.supervisor.actor import Caller
+from atoll.supervisor.estate import Inherited
 from atoll.supervisor.plans import Plan, Upkeep
-from atoll.supervisor.reconcile import Inherited
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
 from tests import kept

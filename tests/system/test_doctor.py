@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -20,10 +20,16 @@ from atoll.cli.verbs.doctor import Report
 from atoll.engine.native.cgroups import parse_mounts
 from atoll.engine.native.probe_child import Inside, ProbeFailed, probe_child
 from atoll.engine.native.syscalls import Namespace
+from atoll.protocol.ids import SandboxId
 from atoll.storage.loop_devices import find_device, machine_lock
 from atoll.storage.mounting import MIN_POOL
 from atoll.storage.pool import PoolStorage
+from atoll.store.keys import Keys
+from atoll.store.sqlite.database import MIGRATIONS, NAME
+from atoll.store.sqlite.store import SqliteStore
+from atoll.supervisor.estate import Inherited, write_note
 from atoll.telemetry.findings import Area, Finding, Status
+from tests import kept
 from tests.system.serving import HANG_SECONDS
 
 DOCTOR = (sys.executable, "-m", "atoll.cli", "doctor")
@@ -248,6 +254,131 @@ def test_a_pool_in_use_is_left_alone(pool: Path) -> None:
     wait_until_detached(pool)
     assert (seen.exit_code, seen["pool"].status) == (0, Status.OK)
     assert "in use" in seen["pool"].found
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(params=["closed", "killed"])
+def database(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A database with a key in it, as a server leaves it that ends or is killed."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    child = os.fork()
+    if child == 0:
+        store = SqliteStore(state)
+        kept.at_once(Keys(store.keys).create("mine"))
+        if request.param == "closed":
+            store.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    return state / NAME
+
+
+def test_a_sound_database_is_left_as_it_is(database: Path) -> None:
+    before = files_in(database.parent)
+    seen = examine(database.parent, "--no-trial")
+    assert (seen["database"].status, seen["database"].found) == (Status.OK, f"{database}, whole")
+    after = files_in(database.parent)
+    assert after[str(database)] == before[str(database)]
+    with closing(SqliteStore(database.parent)) as store:
+        assert [key.info.name for key in kept.at_once(store.keys.all())] == ["mine"]
+
+
+def test_a_database_that_a_server_has_open_is_looked_at_while_that_goes_on(database: Path) -> None:
+    with closing(SqliteStore(database.parent)) as store:
+        assert examine(database.parent, "--no-trial")["database"].status is Status.OK
+        kept.at_once(Keys(store.keys).create("other"))
+        assert len(kept.at_once(store.keys.all())) == 2
+
+
+def test_without_a_database_there_is_none_afterwards(tmp_path: Path) -> None:
+    assert examine(tmp_path, "--no-trial")["database"].found.startswith("none yet")
+    assert not list(tmp_path.iterdir())
+
+
+def damage_in_the_middle(database: Path) -> None:
+    SqliteStore(database.parent).close()
+    with database.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096)
+
+
+def scribble(database: Path) -> None:
+    for file in database.parent.glob(f"{NAME}*"):
+        file.unlink()
+    database.write_bytes(b"not a database at all" * 1000)
+
+
+def make_newer(database: Path) -> None:
+    with closing(SqliteStore(database.parent)) as store:
+        store.database.execute(f"PRAGMA user_version={len(MIGRATIONS) + 7}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says", "remedy"),
+    [
+        (make_newer, f"its tables are of version {len(MIGRATIONS) + 7}", "a later one"),
+        (damage_in_the_middle, "cannot be used", "backup"),
+        (scribble, "not a database", "backup"),
+    ],
+    ids=["newer", "damaged", "noise"],
+)
+def test_a_database_that_no_server_could_use_is_named_and_not_touched(
+    database: Path, spoil: Callable[[Path], None], says: str, remedy: str
+) -> None:
+    spoil(database)
+    before = database.read_bytes()
+    seen = examine(database.parent)
+    assert (seen.exit_code, seen["database"].status) == (1, Status.MISSING)
+    assert says in seen["database"].found and str(database) in seen["database"].found
+    assert remedy in seen["database"].remedy
+    assert "database" in seen.report.summary
+    assert database.read_bytes() == before
+
+
+def test_a_full_disk_is_told_as_what_it_is(tmp_path: Path) -> None:
+    """Nothing is the matter with overlays, though one cannot be made. Root has some blocks in reserve there."""
+    image, state = tmp_path / "image", tmp_path / "state"
+    state.mkdir()
+    with image.open("wb") as file:
+        file.truncate(24 * 2**20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    fill = f"setpriv --bounding-set=-sys_resource cat /dev/zero >{state}/filler 2>/dev/null || :"
+    seen = on_worse_machine(f"mount -o loop {image} {state}; {fill}", state)
+    assert seen["mounts inside"].status is Status.UNKNOWN
+    for finding in seen.report.findings:
+        assert "overlay" not in finding.remedy, finding
+        if "No space" in finding.found or finding.name in ("mounts inside", "free space"):
+            assert finding.remedy.startswith("Free "), finding
+
+
+def test_what_the_last_server_found_is_shown(tmp_path: Path) -> None:
+    assert examine(tmp_path, "--no-trial")["last start"].found == "none yet"
+    one, two = SandboxId("one"), SandboxId("two")
+    write_note(Inherited(running=(one,), ended=(two,), removed=(two,)), tmp_path)
+    seen = examine(tmp_path, "--no-trial")["last start"]
+    assert seen.status is Status.OK and seen.found.endswith(": 1 running, 1 ended, 1 removed")
+    write_note(
+        Inherited(
+            running=(one,),
+            damaged=(two,),
+            restored=tuple(SandboxId(f"box-{number}") for number in range(1_000)),
+            set_aside=("lost.2",),
+            failed=(one,),
+            problems=("Undo one: busy",),
+        ),
+        tmp_path,
+    )
+    assert (tmp_path / "found").stat().st_size < 10_000
+    seen = examine(tmp_path, "--no-trial")["last start"]
+    assert seen.status is Status.WARNING
+    for said in ("damaged: two", "box-9 and 990 more", "set aside: lost.2", "problems: Undo one: busy"):
+        assert said in seen.found
+    assert "atoll ls --lost" in seen.remedy and "atoll inspect" in seen.remedy
+    (tmp_path / "found").write_bytes(b"\xff{")
+    assert examine(tmp_path, "--no-trial")["last start"].status is Status.UNKNOWN
 
 
 def test_a_damaged_pool_is_named_and_not_touched(pool: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
 import subprocess
 import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from atoll.client.sandbox import get_async_sandbox, list_sandboxes_async
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
 from atoll.storage.directory import DirectoryStorage
+from atoll.store.choose import open_store
 from atoll.supervisor import lost
 from atoll.supervisor.actor import Caller
+from atoll.supervisor.info import describe
 from atoll.supervisor.lost import LONGEST_STEP_SECONDS, Note, decode_note, first_note, looked_at
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.roster import Roster
@@ -170,6 +174,44 @@ def test_time_counts_as_far_as_it_is_plausible() -> None:
         assert seen.kept_seconds == counted and seen.since == NOW
     assert isinstance(decode_note(b"nonsense", NOW), Note)
     assert msgspec.json.decode(first_note("reason", NOW), type=Note).reason == "reason"
+
+
+async def test_whoever_destroys_one_whose_disk_goes_later_is_told(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        with closing(open_store(server.state)) as store:  # as it is noted while disks cannot be written
+            for what, cause in (("removed_later", "the pool\x1b[31m takes nothing"), ("destroyed", "it was asked for")):
+                await store.timeline.add(SandboxId("later"), what, cause=cause, by="me")
+            await store.timeline.add(SandboxId("gone"), "destroyed", cause="it was asked for", by="me")
+        atoll = Cli(server)
+        for name, said in (("gone", ""), ("never", ""), ("later", "later is gone, and its disk goes as soon as")):
+            ended = await asyncio.to_thread(atoll, "rm", name)
+            assert ended.returncode == 0 and ended.stderr.startswith(said) and bool(ended.stderr) == bool(said), ended
+        assert "takes nothing" in ended.stderr and "\x1b" not in ended.stderr
+
+
+async def test_who_makes_one_whose_id_a_lost_disk_has_is_told(
+    tmp_path: Path, busybox_root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await lose(tmp_path, busybox_root, without_record="one")
+    async with (
+        Workshop(tmp_path / "state", tmp_path / "run") as workshop,
+        Roster(workshop, workshop.store.timeline) as roster,
+    ):
+        me, options = Caller("me"), Plan(image="busybox")
+        for name in ("one", "other"):
+            await roster.actor(name).ensure(options, me)
+        (told,) = await roster.actor("one").events(0)
+        assert told.cause.endswith("`atoll ls --lost` has a disk of an earlier one: one")
+        assert describe(roster.actor("one")).cause == told.cause
+        assert "sandbox one is made anew and empty, while a disk of that id is set aside" in caplog.text
+        (untold,) = await roster.actor("other").events(0)
+        assert untold.cause == "its id was used for the first time"
+        for name in ("one", "other"):
+            await roster.actor(name).destroy(me)
+        await workshop.lost.remove("one")
+        await roster.actor("one").ensure(options, me)
+        assert "lost" not in (await roster.actor("one").events(0))[-1].cause
+        await roster.actor("one").destroy(me)
 
 
 async def test_the_timeline_says_that_a_record_was_made_anew(tmp_path: Path, busybox_root: Path) -> None:

@@ -24,13 +24,12 @@ from atoll.storage.failures import is_given_up, is_read_only
 from atoll.storage.loop_devices import find_device
 from atoll.storage.mounting import MIN_POOL
 from atoll.storage.pool import PoolStorage
-from atoll.supervisor.actor import WHEN_RECOVERED, WHEN_REMOVED_LATE, Caller
+from atoll.supervisor.actor import WHEN_RECOVERED, Caller
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.info import describe
 from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
-from tests import kept
 from tests.system.failing_pool import FILLER, MIB, break_device, fill_below_holes, held_elsewhere, host_disk_of
 from tests.system.serving import RunningServer
 
@@ -172,9 +171,16 @@ async def test_while_the_disk_below_is_full_nothing_is_ended_and_all_is_said(
     obstacle = "the disk below it is full"
     await eventually(lambda: obstacle in caplog.text)
     assert await text(roster, "kept", "cat /kept") == "kept"
+    for _ in range(2):  # it is done as far as whoever asks is concerned, and twice is fine
+        await roster.actor("unwanted").destroy(ME)
+    assert "unwanted" not in {record.id for record in workshop_on.records()}
+    assert workshop_on.is_on_record(SandboxId("unwanted"))
+    *_, later, destroyed = await roster.actor("unwanted").events(0)
+    assert (later.what, destroyed.what, destroyed.by) == ("removed_later", "destroyed", "me")
+    assert obstacle in later.cause
+    assert "unwanted is gone, and its disk goes when disks can be written again" in caplog.text
     for attempt in (
         roster.actor("new").ensure(SMALL, ME),
-        roster.actor("unwanted").destroy(ME),
         roster.actor("unwanted").ensure(SMALL, ME),
     ):
         problem = await said_by(attempt)
@@ -188,8 +194,8 @@ async def test_while_the_disk_below_is_full_nothing_is_ended_and_all_is_said(
     await recovered(workshop_on)
     assert await text(roster, "kept", "cat /kept; echo more >/more; sync /more") == "kept"
     assert caplog.text.count(obstacle) == 1
-    await eventually(lambda: kept.at_once(roster.actor("unwanted").events(0))[-1].cause == WHEN_REMOVED_LATE)
-    assert not workshop_on.is_on_record(SandboxId("unwanted"))
+    await eventually(lambda: not workshop_on.is_on_record(SandboxId("unwanted")))
+    assert (await roster.actor("unwanted").events(0))[-1] == destroyed
     assert await roster.actor("unwanted").ensure(SMALL, ME) is True
     await destroy(roster, "kept", "writer", "unwanted")
 

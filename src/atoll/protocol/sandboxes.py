@@ -34,6 +34,7 @@ class SandboxState(StrEnum):
 
 
 STATE_CHANGES = {"created", "started", "frozen", "thawed", "stopped"}  # the events that change it
+REMOVED_LATER = "removed_later"  # before `destroyed`: its disk goes when disks can be written again
 
 
 class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -164,7 +165,7 @@ class SandboxEvent(Plain, frozen=True, kw_only=True):
     number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime
     # created started frozen thawed stopped oom_killed labels_changed env_changed upkeep_changed limits_changed
-    # session_created session_deleted restored destroyed
+    # session_created session_deleted restored removed_later destroyed
     what: str
     cause: str
     by: str

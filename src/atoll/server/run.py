@@ -24,7 +24,7 @@ from atoll.server.connections import ClientConnection, ClientWebSocket
 from atoll.server.settings import Settings
 from atoll.store.keys import Keys
 from atoll.supervisor.descriptors import FEWEST_OPEN_FILES, check_limit
-from atoll.supervisor.reconcile import Inherited
+from atoll.supervisor.estate import Inherited
 from atoll.supervisor.roster import Roster
 from atoll.supervisor.workshop import Workshop
 from atoll.telemetry.log_lines import about

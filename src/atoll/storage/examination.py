@@ -22,7 +22,7 @@ from atoll.storage.lost import NAMES, SHOWN, is_lost_name
 from atoll.storage.mounting import MIN_POOL, PROGRAMS
 from atoll.storage.pool import PoolStorage, can_have_pool
 from atoll.storage.superblock import OFFSET, SIZE, find_damage
-from atoll.telemetry.findings import Area, Check, Outcome, missing, ok, warning
+from atoll.telemetry.findings import FREE_SPACE, FULL, Area, Check, Outcome, missing, ok, warning
 
 LITTLE_SPACE = 2 * 2**30
 FEW_INODES = 100_000
@@ -69,7 +69,8 @@ def check_state(state: Path) -> Outcome:
     try:
         Path(tempfile.mkdtemp(prefix=PREFIX, dir=ground)).rmdir()
     except OSError as cause:
-        return missing(f"nothing can be made in {ground}: {cause.strerror}", elsewhere)
+        remedy = FREE_SPACE if cause.errno in FULL else elsewhere
+        return missing(f"nothing can be made in {ground}: {cause.strerror}", remedy)
     return judge_owner(state, found.st_uid, found.st_mode) if found else ok(f"{state} will be made")
 
 

@@ -30,7 +30,7 @@ from atoll.protocol.errors import (
     ErrorCode,
     from_body,
 )
-from atoll.protocol.sandboxes import SandboxEvent, SandboxState
+from atoll.protocol.sandboxes import REMOVED_LATER, SandboxEvent, SandboxState
 from atoll.store import moments
 from atoll.store.moments import since_boot
 from atoll.supervisor.agent_connection import AgentConnection, first_frame
@@ -309,6 +309,8 @@ class SandboxActor:
 
     async def _end_life(self, order: Order) -> None:
         await self._take_step(Event.BE_GONE, order)
+        if (problem := self.workshop.why_removed_later(self.name)) and not await self.history.has_ended():
+            await self.history.note_if_possible(REMOVED_LATER, cause=problem.message, by=ATOLL)
         await self.history.end(cause=order.cause, by=order.by)
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from atoll.protocol.errors import AtollError
-from atoll.protocol.sandboxes import STATE_CHANGES, SandboxEvent, SandboxState
+from atoll.protocol.sandboxes import REMOVED_LATER, STATE_CHANGES, SandboxEvent, SandboxState
 from atoll.store import moments
 from atoll.store.timeline import DESTROYED
 from atoll.telemetry.log_lines import about
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 UNREAD_EVENTS = 256
 _STATES = {"frozen": SandboxState.FROZEN, "stopped": SandboxState.STOPPED}  # after a change of it; else it runs
-LOGGED = STATE_CHANGES | {"oom_killed", DESTROYED}
+LOGGED = STATE_CHANGES | {"oom_killed", REMOVED_LATER, DESTROYED}
 
 logger = logging.getLogger("atoll.supervisor")
 

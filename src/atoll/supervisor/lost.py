@@ -88,7 +88,7 @@ def record_of(storage: Storage, name: str) -> SandboxRecord | None:
     return kept.record if kept else None
 
 
-def tell_names(storage: Storage, state: Path) -> None:
+def tell_names(storage: Storage, state: Path) -> list[str]:
     """To the doctor, who looks also while the disks cannot be seen."""
     names = storage.lost.names()
     with suppress(OSError):
@@ -96,6 +96,7 @@ def tell_names(storage: Storage, state: Path) -> None:
             (state / NAMES).write_text("\n".join(names))
         else:
             (state / NAMES).unlink(missing_ok=True)
+    return names
 
 
 def remove_expired(storage: Storage, keep_seconds: float) -> tuple[list[str], list[str]]:
@@ -122,13 +123,18 @@ class LostAndFound:
         self._workshop = workshop
         self._state = state
         self._keep_seconds = keep_seconds
+        self._names: list[str] = []
 
     def all(self) -> list[LostSandbox]:
         """Disks that were set aside, and may be had again."""
         return list_lost(self._workshop.storage)
 
     def tell_names(self) -> None:
-        tell_names(self._workshop.storage, self._state)
+        self._names = tell_names(self._workshop.storage, self._state)
+
+    def of_id(self, sandbox_id: SandboxId) -> list[str]:
+        """Disks of earlier sandboxes of this id, by what they are called."""
+        return [name for name in self._names if name.partition(".")[0] == sandbox_id]
 
     def id_of(self, name: str) -> SandboxId:
         """The id that a lost disk says its sandbox had; else what it is called by."""

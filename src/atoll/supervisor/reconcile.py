@@ -26,6 +26,7 @@ import msgspec
 from atoll.protocol.errors import AtollError, InvalidValueError
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.supervisor.disk_records import Disk, DiskRecord, Mark, decode, encode
+from atoll.supervisor.estate import Inherited
 from atoll.supervisor.lost import first_note
 from atoll.supervisor.records import Row, SandboxRecord, Stage
 
@@ -78,20 +79,6 @@ class Fate(Enum):
     RUNS = auto()
     ENDED = auto()
     UNKNOWN = auto()
-
-
-class Inherited(msgspec.Struct, frozen=True, kw_only=True):
-    """The estate of an earlier workshop, as it was found in a state directory, and what became of it."""
-
-    running: tuple[SandboxId, ...] = ()
-    ended: tuple[SandboxId, ...] = ()
-    out_of_reach: tuple[SandboxId, ...] = ()  # of another engine, which may be running
-    damaged: tuple[SandboxId, ...] = ()
-    removed: tuple[SandboxId, ...] = ()
-    restored: tuple[SandboxId, ...] = ()  # these are running or ended as well
-    set_aside: tuple[str, ...] = ()  # what these disks are called now
-    failed: tuple[SandboxId, ...] = ()  # should have been set right, and could not be; the next to open tries again
-    problems: tuple[str, ...] = ()  # why
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):

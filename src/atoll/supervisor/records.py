@@ -14,7 +14,6 @@ known: asking costs no query.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -159,14 +158,20 @@ class Records:
         await self._store.sandboxes.put(to_row(record, Stage.CREATED))
         self._rows[record.id] = Row(id=record.id, stage=Stage.CREATED, record=record)
 
-    async def begin_removal(self, sandbox: SandboxId) -> None:
-        """From here on it is to be removed, by whoever comes next if not by us."""
+    async def begin_removal(self, sandbox: SandboxId) -> bool:
+        """From here on it is to be removed, by whoever comes next if not by us. Returns whether they will know.
+
+        A full disk may refuse even this; then nobody finishes for us, which is no reason not to remove and free some.
+        """
         if sandbox not in self._rows:
-            return
-        # A full disk may refuse even this; then nobody finishes for us, which is no reason not to remove and free some.
-        with suppress(AtollError):
+            return False
+        try:
             await self._store.sandboxes.move(sandbox, Stage.REMOVING)
-        self._move(sandbox, Stage.REMOVING)
+            return True
+        except AtollError:
+            return False
+        finally:
+            self._move(sandbox, Stage.REMOVING)
 
     async def forget(self, sandbox: SandboxId) -> None:
         if sandbox in self._rows:

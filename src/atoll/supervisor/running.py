@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from atoll.supervisor.workshop import Workshop
 
 KERNEL = "kernel"
+SHOWN = 3
+AFTER_LOSS = "sandbox %s is made anew and empty, while a disk of that id is set aside (`atoll ls --lost`): %s"
 WATCH_PAUSE_SECONDS = 1.0
 KILLS = {
     EventKind.OOM_KILLED: ("it used all the memory it may", KERNEL),
@@ -102,8 +104,16 @@ class Running:
         if order.plan is None:
             raise not_found(self._name)
         self.live = await self._workshop.make(self._name, order.plan)
-        await self._history.begin(cause="its id was used for the first time", by=order.by)
+        await self._history.begin(cause=self._why_made(), by=order.by)
         return Event.RUNS
+
+    def _why_made(self) -> str:
+        aside = self._workshop.lost.of_id(self._name)
+        if not aside:
+            return "its id was used for the first time"
+        named = ", ".join(aside[:SHOWN]) + (", ..." if aside[SHOWN:] else "")
+        logger.warning(AFTER_LOSS, self._name, named)
+        return f"its id was used and there was none; `atoll ls --lost` has a disk of an earlier one: {named}"
 
     async def _start(self, order: Order) -> Event:
         check_room()

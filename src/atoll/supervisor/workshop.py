@@ -33,11 +33,12 @@ from atoll.store.choose import open_store
 from atoll.store.moments import boot_id, now
 from atoll.store.timeline import destroyed_at
 from atoll.supervisor.disk_records import Mark, encode
+from atoll.supervisor.estate import Inherited, tell, write_note
 from atoll.supervisor.gate import Gate
 from atoll.supervisor.lost import KEEP_SECONDS, LostAndFound, record_of
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.promised_memory import OVERCOMMIT, PromisedMemory
-from atoll.supervisor.reconcile import Ground, Inherited, look_at_disks, reconcile
+from atoll.supervisor.reconcile import Ground, look_at_disks, reconcile
 from atoll.supervisor.record_files import take_over_files
 from atoll.supervisor.records import Records, SandboxRecord
 from atoll.supervisor.recovery import finish_removals, make_missing
@@ -139,6 +140,7 @@ class Workshop:
     async def _set_right(self) -> None:
         self.inherited = await reconcile(self._records, self.storage, self.engine, await self._ground())
         tell(self.inherited)
+        write_note(self.inherited, self._state)
         self.lost.tell_names()
 
     async def recover(self, end_sandboxes: Callable[[], Awaitable[None]]) -> None:
@@ -310,18 +312,34 @@ class Workshop:
             await self.destroy(await self.engine.adopt(left) or left)
 
     async def destroy(self, sandbox: LiveSandbox) -> None:
-        """End it and remove everything of it. Twice is fine, also when its id has a new owner in the meantime."""
+        """End it and remove everything of it. Twice is fine, also when its id has a new owner in the meantime.
+
+        While the disks take nothing, its own goes with their recovery (`why_removed_later`).
+        """
+        is_noted = False
         if self._owner(sandbox.id) == sandbox.generation:
-            await self._records.begin_removal(sandbox.id)
+            is_noted = await self._records.begin_removal(sandbox.id)
         await self.stop(sandbox)
         async with self._removing:
             if self._owner(sandbox.id) != sandbox.generation:  # others may have been quicker, and made a new one
                 return
-            with self.using_disks():  # else what was begun is finished with the recovery
-                if record := self._records.find_to_remove(sandbox.id):
-                    self.storage.epitaphs.add(record.identity)
-                await self._remove_disk(sandbox.id)
-                await self._records.forget(sandbox.id)
+            try:
+                await self._remove(sandbox.id)
+            except AtollError:
+                if not (is_noted and self.why_removed_later(sandbox.id)):
+                    raise
+                logger.warning("sandbox %s is gone, and its disk goes when disks can be written again", sandbox.id)
+
+    async def _remove(self, sandbox_id: SandboxId) -> None:
+        with self.using_disks():
+            if record := self._records.find_to_remove(sandbox_id):
+                self.storage.epitaphs.add(record.identity)
+            await self._remove_disk(sandbox_id)
+            await self._records.forget(sandbox_id)
+
+    def why_removed_later(self, sandbox_id: SandboxId) -> AtollError | None:
+        """Why the disk of a sandbox that was destroyed is still there, if it goes as soon as disks can be written."""
+        return self.storage.problem() if self._records.is_taken(sandbox_id) else None
 
     def record(self, sandbox_id: SandboxId) -> SandboxRecord:
         record = self._records.find(sandbox_id)
@@ -427,15 +445,3 @@ def started(record: SandboxRecord, sandbox: LiveSandbox) -> SandboxRecord:
 
 def new_generation() -> str:
     return secrets.token_hex(8)
-
-
-def tell(inherited: Inherited) -> None:
-    """Tell whoever runs a server what was found that nobody asked for."""
-    for name in inherited.restored:
-        logger.warning("the record of sandbox %s was lost or old, and is made anew from what its disk carries", name)
-    for disk in inherited.set_aside:
-        logger.warning("the disk %s is no sandbox's and is set aside; `atoll ls --lost` says why", disk)
-    for name in inherited.out_of_reach:
-        logger.warning("sandbox %s was started by another engine and may be running, so it is left alone", name)
-    for problem in inherited.problems:
-        logger.warning("could not be set right, so the next start tries again: %s", problem)

@@ -5,6 +5,7 @@ Each part asks what it knows to ask, as a list of checks; whoever wants the find
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
@@ -13,6 +14,9 @@ import msgspec
 
 from atoll.protocol.errors import AtollError
 from atoll.protocol.printable import is_printable
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FREE_SPACE = "Free space, or remove files, on the disk of the state directory, and ask again."
 
 
 class Status(StrEnum):
@@ -93,7 +97,8 @@ def _ask(probe: Callable[[], Outcome]) -> Outcome:
     except AtollError as problem:
         return missing(problem.message, problem.remedy)
     except OSError as cause:
-        return unknown(f"could not be examined: {cause}", "Remove what is in the way, and ask again.")
+        remedy = FREE_SPACE if cause.errno in FULL else "Remove what is in the way, and ask again."
+        return unknown(f"could not be examined: {cause}", remedy)
     except Exception as cause:  # a check is wrong: the others still have their say
         return unknown(
             f"could not be examined: {type(cause).__name__}: {cause}", "This is a mistake in Atoll: report it."

@@ -68,10 +68,17 @@ def examine_machine(state: Path, *, with_trial: bool) -> Report:
     from atoll.engine.choose import chosen_engine  # where the server is, and nowhere else
     from atoll.images import examination as images
     from atoll.storage import examination as storage
-    from atoll.supervisor import trial
+    from atoll.store import choose as store
+    from atoll.supervisor import estate, trial
 
     ground, is_root = storage.nearest_directory(state), sys.platform == "linux" and os.geteuid() == 0
-    checks = [*chosen_engine().checks(ground), *storage.checks(state), *images.checks()]
+    checks = [
+        *chosen_engine().checks(ground),
+        *storage.checks(state),
+        *store.checks(state),
+        *estate.checks(state),
+        *images.checks(),
+    ]
     findings = [examine(check, is_root=is_root) for check in checks]
     if with_trial and is_fit(findings):
         findings.append(examine(trial.check(ground), is_root=is_root))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import click
 import msgspec
 
 from atoll.cli.options import complete_id, parse_pair, server_options
+from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import print_document
 from atoll.client_sync.lost import remove_lost_sandbox
-from atoll.client_sync.sandbox import get_sandbox, list_sandboxes
+from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes
+from atoll.protocol.errors import NotFoundError
 from atoll.protocol.printable import printable
+from atoll.protocol.sandboxes import REMOVED_LATER
 
 SHOWN = 10
 
@@ -65,6 +69,9 @@ def rm(
     sandboxes = [get_sandbox(name, url=url, api_key=api_key) for name in sandbox_ids]  # a bad id destroys nothing
     for sandbox in sandboxes:
         sandbox.destroy()
+        if why := why_removed_later(sandbox):
+            told = f"{sandbox.id} is gone, and its disk goes as soon as disks can be written again"
+            print_to_stderr(f"{told}: {printable(why)}")
     if as_json:
         print_document(Removed([sandbox.id for sandbox in sandboxes]))
 
@@ -75,3 +82,11 @@ def confirm(ids: tuple[str, ...]) -> None:
         return
     named = ", ".join(map(printable, ids[:SHOWN])) + (f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "")
     click.confirm(f"Destroy {named}?", abort=True, err=True)
+
+
+def why_removed_later(sandbox: Sandbox) -> str:
+    """By its timeline; nothing for one that is gone with its disk, or never was."""
+    with suppress(NotFoundError):
+        latest = sandbox.events()[-2:]
+        return next((event.cause for event in latest if event.what == REMOVED_LATER), "")
+    return ""

@@ -19,7 +19,7 @@ from atoll.engine.native.probe_child import Inside, ProbeFailed, mapped_child, p
 from atoll.engine.native.seccomp import FILTER, SeccompFilter
 from atoll.engine.native.syscalls import MountAttribute, MountFlag, Namespace, Prctl
 from atoll.engine.native.uid_ranges import LOCK_FILE, RANGE_SIZE, UidRanges
-from atoll.telemetry.findings import Area, Check, Outcome, missing, ok
+from atoll.telemetry.findings import FREE_SPACE, Area, Check, Outcome, missing, ok, unknown
 
 KINDS = {
     "user": Namespace.USER,
@@ -31,6 +31,7 @@ KINDS = {
     "cgroup": Namespace.CGROUP,
 }
 # Settings that forbid user namespaces, and the value at which they do not.
+OVERLAY_BYTES, OVERLAY_FILES = 64 * 2**10, 16
 RESTRICTIONS = {
     "kernel.unprivileged_userns_clone": "1",
     "kernel.apparmor_restrict_unprivileged_userns": "0",
@@ -166,8 +167,19 @@ def check_mounts(ground: str) -> Outcome:
         try:
             _mount_inside(disk)
         except ProbeFailed as failure:
+            if is_full(disk):
+                return unknown(f"could not be tried on a full disk: {failure}", FREE_SPACE)
             return missing(f"{failure}", mount_remedy(failure.step))
     return ok("overlay over /usr, proc and sysfs")
+
+
+def is_full(path: str) -> bool:
+    """Whether there is no room for what an overlay makes for itself; it is merely read-only then, whatever it is on.
+
+    Root may take some blocks more, but not the root of a sandbox.
+    """
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize < OVERLAY_BYTES or (room.f_files > 0 and room.f_favail < OVERLAY_FILES)
 
 
 def _mount_inside(disk: str) -> None:

@@ -17,7 +17,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error, not_yours
 from atoll.store.sqlite.reserve import reserve_room
@@ -174,6 +174,24 @@ def _wait_for_no_disk(connection: Database) -> None:
     connection.execute("PRAGMA wal_autocheckpoint=0")
 
 
+class Look(NamedTuple):
+    """What was seen of a database."""
+
+    version: int
+    damage: str
+
+
+def look_at(path: Path) -> Look:
+    """A look at a database that changes nothing, also while somebody has it open, and at one of a later version."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)) as seen:
+            (version,) = seen.execute("PRAGMA user_version").fetchone()
+            said = [str(line) for (line,) in seen.execute("PRAGMA quick_check(10)")]
+    except sqlite3.Error as cause:
+        raise unusable(path, cause) from cause
+    return Look(version, "" if said == ["ok"] else "; ".join(said)[:200])
+
+
 async def keep_log_short(database: Database, changes: int = CHANGES_IN_LOG, pause: float = LOOK_SECONDS) -> None:
     """For ever. What fails is tried again: until then the log grows, and nothing is lost."""
     folded = database.total_changes
@@ -211,7 +229,7 @@ def _migrate(database: Database) -> None:
     with database.transaction():  # two that open at once take turns
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version > len(MIGRATIONS):
-            raise _newer(database.path, version)
+            raise newer(database.path, version)
         for script in MIGRATIONS[version:]:
             for statement in filter(str.strip, script.split(";")):
                 database.execute(statement)
@@ -236,7 +254,7 @@ def _gone(path: Path, cause: Exception | str) -> AtollError:
     )
 
 
-def _newer(path: Path, version: int) -> AtollError:
+def newer(path: Path, version: int) -> AtollError:
     return error(
         ErrorCode.STATE_DIRECTORY_UNUSABLE,
         f"the database {path} was made by a later version of Atoll: its tables are of version {version}, and this one "
