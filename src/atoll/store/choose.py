@@ -20,5 +20,5 @@ def open_store(state: Path) -> Store:
 
 
 def checks(state: Path) -> list[Check]:
-    """What the doctor asks of it."""
+    """Checks of it, for the doctor."""
     return examination.checks(state)

@@ -38,7 +38,7 @@ class Inherited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of it for the doctor: how many there were of each kind, and the first names of those that matter."""
+    """A note of it for the doctor: how many there were of each kind, and the first names of those that matter."""
 
     at: datetime
     counts: dict[str, int]
@@ -78,7 +78,7 @@ def checks(state: Path) -> list[Check]:
 
 
 def check_last_start(file: Path) -> Outcome:
-    """What the server that was started last, if it is the one that runs or not, found."""
+    """The note of the server that was started last, whether it still runs or not."""
     try:
         note = msgspec.json.decode(file.read_bytes(), type=Note)
     except FileNotFoundError:

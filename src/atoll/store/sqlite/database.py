@@ -175,7 +175,7 @@ def _wait_for_no_disk(connection: Database) -> None:
 
 
 class Look(NamedTuple):
-    """What was seen of a database."""
+    """A look at a database: what was seen of it."""
 
     version: int
     damage: str
