@@ -9,7 +9,7 @@ import pytest
 
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import SandboxId
-from atoll.supervisor.reconcile import Inherited
+from atoll.supervisor.estate import Inherited
 from atoll.supervisor.workshop import Workshop
 from tests import kept
 from tests.making import create
