@@ -279,8 +279,10 @@ def links_of(pid: int) -> Iterator[str]:
 async def test_an_agent_keeps_only_its_own_descriptors(neighbours: tuple[Box, Box]) -> None:
     with closing(required_cgroups()) as cgroups:
         version_1 = isinstance(cgroups, CgroupsV1)
-    of_commands = (*["cgroup.procs"] * 3, "freezer.state")
-    commands_group = Counter(of_commands if version_1 else ("cgroup.procs", "cgroup.freeze", "cgroup.events"))
+    # Where the agent is in the group of commands that freezes, it has a way out of it and back.
+    of_commands = (*["cgroup.procs"] * 4, "freezer.state", "memory.limit_in_bytes")
+    of_version_2 = ("cgroup.procs", "cgroup.freeze", "cgroup.events", "memory.max")
+    commands_group = Counter(of_commands if version_1 else of_version_2)
     for box in neighbours:
         links = list(links_of(native(box.live).process.pid))
         kinds = Counter(
