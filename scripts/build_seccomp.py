@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Compiles the sandbox's system-call policy into the BPF programs that ship with the package, one for each CPU.
 
-    scripts/build_seccomp.py            write src/atoll/engine/native/seccomp_*.bpf
+    scripts/build_seccomp.py            write seccomp_*.bpf, for sandboxes and for the gateway of their network
     scripts/build_seccomp.py --check    exit 1 if a shipped file is another
     scripts/build_seccomp.py --oci      print the same policy as an OCI profile, for comparison with other runtimes
 
@@ -29,6 +29,7 @@ import seccomp
 from seccomp import ALLOW, EQ, ERRNO, GT, MASKED_EQ, NE, Arch, Arg, Attr
 
 OUTPUT = Path(__file__).parents[1] / "src/atoll/engine/native"
+OF_GATEWAY = Path(__file__).parents[1] / "src/atoll/network"
 ARCHITECTURES = {"x86_64": Arch.X86_64, "aarch64": Arch.AARCH64}  # as `uname -m` has them
 
 ALLOWED = """
@@ -107,6 +108,7 @@ class Refusal(NamedTuple):
     conditions: Sequence[Condition]
 
 
+DO_NOT_BLOCK = 0x5421  # FIONBIO
 SOL_SOCKET = 1
 ATTACH = (26, 50, 51, 52)  # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF and _REUSEPORT_EBPF
 TERMINAL_INPUT = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
@@ -134,6 +136,22 @@ BY_ARGUMENT = (
 
 ALLOWING, UNKNOWN = "SCMP_ACT_ALLOW", errno.ENOSYS
 COMPARISONS = {"SCMP_CMP_EQ": EQ, "SCMP_CMP_NE": NE, "SCMP_CMP_GT": GT, "SCMP_CMP_MASKED_EQ": MASKED_EQ}
+
+
+# Of the gateway: what an event loop with sockets and memory needs, and nothing that opens a file or starts a program.
+GATEWAY = """
+    accept4 brk clock_gettime clock_nanosleep close connect epoll_create1 epoll_ctl epoll_pwait epoll_wait exit
+    exit_group fcntl futex getpeername getpid getrandom getsockname getsockopt gettid gettimeofday lseek madvise
+    mmap mprotect mremap munmap poll ppoll read recvfrom recvmsg restart_syscall rt_sigaction rt_sigprocmask
+    rt_sigreturn sched_yield sendmsg sendto setsockopt shutdown sigaltstack write
+""".split()
+
+
+def gateway_rules() -> Iterator[dict]:
+    yield allowing(*GATEWAY)
+    yield allowing("ioctl", args=[compared(1, "EQ", DO_NOT_BLOCK)])
+    for family in (INET, INET6):
+        yield allowing("socket", args=[compared(0, "EQ", family)])
 
 
 def rules() -> Iterator[dict]:
@@ -178,13 +196,13 @@ def compared(index: int, op: str, value: int, value_two: int | None = None) -> d
     return {"index": index, "op": f"SCMP_CMP_{op}", "value": value} | second
 
 
-def oci_profile() -> dict:
+def oci_profile(allowed: Iterator[dict]) -> dict:
     """What OCI runtimes compile at each start. It cannot say what is refused by an argument."""
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": UNKNOWN,
         "architectures": [f"SCMP_ARCH_{platform.machine().upper()}"],
-        "syscalls": list(rules()),
+        "syscalls": list(allowed),
     }
 
 
@@ -242,10 +260,14 @@ def instruction(code: int, operand: int, if_true: int = 0, if_false: int = 0) ->
 
 
 def compile_policy(architecture: int) -> bytes:
+    return refused_by_argument(architecture) + compile_rules(rules(), architecture)
+
+
+def compile_rules(allowed: Iterator[dict], architecture: int) -> bytes:
     with tempfile.TemporaryFile() as file:
-        policy(oci_profile(), architecture).export_bpf(file)
+        policy(oci_profile(allowed), architecture).export_bpf(file)
         file.seek(0)
-        return refused_by_argument(architecture) + file.read()
+        return file.read()
 
 
 def main() -> None:
@@ -254,10 +276,12 @@ def main() -> None:
     parser.add_argument("--oci", action="store_true", help="print an OCI profile")
     arguments = parser.parse_args()
     if arguments.oci:
-        print(json.dumps(oci_profile()))
+        print(json.dumps(oci_profile(rules())))
         return
     for name, architecture in ARCHITECTURES.items():
         write(OUTPUT / f"seccomp_{name}.bpf", compile_policy(architecture), compare=arguments.check)
+        gateway = compile_rules(gateway_rules(), architecture)
+        write(OF_GATEWAY / f"seccomp_{name}.bpf", gateway, compare=arguments.check)
 
 
 def write(output: Path, program: bytes, *, compare: bool) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from atoll.protocol.sessions import DEFAULT_SESSION
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.workshop import Workshop
 from tests import run_directory
+from tests.lab import Lab, laboratory
 from tests.leaks import Surroundings, adopt_orphans, look, wait_until_nothing_leaks
 from tests.making import create
 from tests.native import linked
@@ -99,6 +100,13 @@ async def workshop(state: Path, busybox_root: Path, surroundings: Surroundings) 
         yield workshop
     surroundings.shared.remove(directory)
     surroundings.nursery = None
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Where a gateway reaches an internet of ours, and nobody else."""
+    with laboratory(tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
 
 
 @dataclass

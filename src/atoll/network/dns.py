@@ -19,7 +19,8 @@ MAX_MESSAGE = 65_535
 MAX_RECORDS = 256  # looked at of an answer
 MAX_NAME = 255  # with a length before each label
 MAX_JUMPS = 32
-INTERNET = 1
+INTERNET, ANY_CLASS = 1, 255
+PORT = 53
 
 _HEADER = struct.Struct("!HHHHHH")  # id, flags, and how many questions, answers, authorities, others
 _QUESTION = struct.Struct("!HH")  # type, class
