@@ -39,6 +39,8 @@ settings.load_profile("tests")
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     run_directory.choose(config)
+    # What a test does not lead to servers of its own, no sandbox of its servers reaches.
+    os.environ.update(ATOLL_REFUSE_RANGE="0.0.0.0/0 ::/0", ATOLL_DNS_SERVER="127.0.0.1:9", ATOLL_PROXY="")
     _heed_signals()
 
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from atoll.protocol.files import ChangeType, FileChange, FileInfo, FileType
     from atoll.protocol.limits import Limits
+    from atoll.protocol.network import Connection, NetworkPolicy
     from atoll.protocol.processes import ProcessInfo, ProcessStatus
     from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxState
     from atoll.protocol.sessions import SessionInfo
@@ -91,6 +92,7 @@ _PLACES = {
         NotRootError PortNotOpenError ProcessTimeoutError SandboxError ServerLostError
     """,
     "atoll.protocol.limits": "Limits",
+    "atoll.protocol.network": "Connection NetworkPolicy",
     "atoll.protocol.processes": "ProcessInfo ProcessStatus",
     "atoll.protocol.sandboxes": "SandboxEvent SandboxInfo SandboxState",
     "atoll.protocol.sessions": "SessionInfo",
@@ -124,6 +126,7 @@ __all__ = [
     "CallerError",
     "ChangeType",
     "CommandStream",
+    "Connection",
     "ErrorCode",
     "ExecEvent",
     "ExecResult",
@@ -147,6 +150,7 @@ __all__ = [
     "LimitReachedError",
     "Limits",
     "LogMatch",
+    "NetworkPolicy",
     "NoSpaceError",
     "NotADirectoryPathError",
     "NotAvailableYetError",

@@ -71,6 +71,19 @@ LABELS: tuple[Any, ...] = (
     {"a": "\udc80"},
     {"a": 10**5000},
 )
+NETWORK: tuple[Any, ...] = (
+    5,
+    "",
+    "all",
+    [],
+    {"permit": []},
+    {"allow": "a"},
+    {"allow": [5]},
+    {"deny": ["a b"]},
+    {"allow": ["10.0.0.1/8"]},
+    {"allow": ["a:0"]},
+    True,
+)
 URL = (5, "", b"http://a", "nowhere", "ftp://a", "http://", "http://a:x", True)
 KEY = (5, "", b"key", "kéy", "a\nb", True)
 
@@ -100,6 +113,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "labels": LABELS,
         "stop_after": TIME,
         "ttl": (*TIME, 0),
+        "network": NETWORK,
         "strict": FLAG,
         "url": URL,
         "api_key": KEY,
@@ -132,6 +146,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "max_output": COUNT,
     },
     "Sandbox.set_ttl": {"ttl": (*TIME, 0)},
+    "Sandbox.set_network": {"network": NETWORK},
     "Sandbox.set_limits": {
         "limits": (5, [], "", "huge", {"cpus": "many"}, {"ram": 1}, True, None, {}),
         "cpus": ("many", 0, -1, True, [1]),

@@ -1,6 +1,8 @@
-"""A sandbox's timeline as it goes on."""
+"""What happens to a sandbox as it goes on: its timeline, and its connections."""
 
 from __future__ import annotations
+
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -8,27 +10,28 @@ from atoll.client.plumbing.feeds import AsyncFeed
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.plumbing.transport import Response
 from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.network import Connection
 from atoll.protocol.sandboxes import SandboxEvent
 
 MAX_LINE = 2**20
 
-_decoder = msgspec.json.Decoder(SandboxEvent)
+T = TypeVar("T")
 
 
-class AsyncEventStream(AsyncFeed[SandboxEvent]):
-    """What has happened, then what happens. Ends when it is closed, dropped, or the sandbox is destroyed."""
+class AsyncSentEvents(AsyncFeed[T], Generic[T]):
+    """Server-Sent Events at a path of a sandbox's, of one type."""
 
-    def __init__(self, sandbox: RemoteSandbox, since: int) -> None:
+    def __init__(self, sandbox: RemoteSandbox, path: str, kind: type[T]) -> None:
         super().__init__()
         self._sandbox = sandbox
-        self._since = since
+        self._path = path
+        self._decoder = msgspec.json.Decoder(kind)
         self._response: Response | None = None
         self._line = b""
 
     async def _receive(self) -> None:
         if self._response is None:
-            path = f"/events?since={self._since}"
-            self._response = await self._sandbox.stream(path, "text/event-stream", self._scope)
+            self._response = await self._sandbox.stream(self._path, "text/event-stream", self._scope)
         chunk = await self._response.next_chunk()
         if not chunk:
             self._is_over = True
@@ -38,9 +41,23 @@ class AsyncEventStream(AsyncFeed[SandboxEvent]):
         """Server-Sent Events, of which only `data:` lines matter here: each holds a whole event."""
         *lines, self._line = (self._line + chunk).split(b"\n")
         try:
-            self._items.extend(_decoder.decode(line[5:]) for line in lines if line.startswith(b"data:"))
+            self._items.extend(self._decoder.decode(line[5:]) for line in lines if line.startswith(b"data:"))
         except msgspec.MsgspecError as cause:
             message = f"an event of sandbox {self._sandbox.id!r} makes no sense: {cause}"
             raise error(ErrorCode.INTERNAL_ERROR, message, remedy="Is the server of this version?") from cause
         if len(self._line) > MAX_LINE:
             raise error(ErrorCode.INTERNAL_ERROR, f"an event of sandbox {self._sandbox.id!r} has no end")
+
+
+class AsyncEventStream(AsyncSentEvents[SandboxEvent]):
+    """What has happened, then what happens. Ends when it is closed, dropped, or the sandbox is destroyed."""
+
+    def __init__(self, sandbox: RemoteSandbox, since: int) -> None:
+        super().__init__(sandbox, f"/events?since={since}", SandboxEvent)
+
+
+class AsyncConnectionStream(AsyncSentEvents[Connection]):
+    """The connections that are known, then each that begins, changes or ends. Ends when it is closed or dropped."""
+
+    def __init__(self, sandbox: RemoteSandbox) -> None:
+        super().__init__(sandbox, "/connections", Connection)

@@ -126,12 +126,6 @@ class AsyncPromised:
     async def restore_backup(self, backup: object, **options: object) -> NoReturn:
         raise not_available_yet("restore_backup")
 
-    async def set_network(self, network: object) -> NoReturn:
-        raise not_available_yet("set_network")
-
-    async def connections(self) -> NoReturn:
-        raise not_available_yet("connections")
-
     async def mount_bucket(
         self,
         bucket: str,

@@ -11,7 +11,7 @@ import msgspec
 
 from atoll.client import sessions
 from atoll.client.commands import Environment
-from atoll.client.events import AsyncEventStream
+from atoll.client.events import AsyncConnectionStream, AsyncEventStream
 from atoll.client.handles import Handle
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.plumbing.server import Server, find_server
@@ -31,6 +31,7 @@ from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
+from atoll.protocol.network import Connection, ConnectionList, NetworkChange, NetworkPolicy, parse_network
 from atoll.protocol.sandboxes import (
     DEFAULT_IMAGE,
     SANDBOXES_PER_PAGE,
@@ -51,6 +52,7 @@ from atoll.values.promised import not_available_yet
 
 DEFAULT_SLEEP_AFTER = "10m"
 LimitsGiven = Limits | str | dict[str, Any]
+NetworkGiven = NetworkPolicy | Literal["public", "none"] | dict[str, list[str]]
 State = Literal["running", "frozen", "stopped"]
 
 
@@ -63,7 +65,7 @@ def get_async_sandbox(
     keep_alive: bool = False,
     env: Mapping[str, str] | None = None,
     limits: LimitsGiven | None = None,
-    network: object = None,
+    network: NetworkGiven | None = None,
     secrets: object = None,
     labels: Mapping[str, str] | None = None,
     ttl: Duration | None = None,
@@ -82,7 +84,6 @@ def get_async_sandbox(
     used, and started if it does not run.
     """
     _refuse_what_comes_later(
-        network=network,
         secrets=secrets,
         snapshot=snapshot,
         create=None if check_flag(create, "create") else create,
@@ -96,6 +97,7 @@ def get_async_sandbox(
         keep_alive=check_flag(keep_alive, "keep_alive") or None,
         stop_after=parse_lasting("stop_after", stop_after),
         ttl=parse_lasting("ttl", ttl),
+        network=None if network is None else _network(network),
         strict=check_flag(strict, "strict"),
     )
     given = None if options == SandboxOptions() else options
@@ -111,7 +113,7 @@ class SandboxArguments(TypedDict, total=False):
     keep_alive: bool
     env: Mapping[str, str] | None
     limits: LimitsGiven | None
-    network: object
+    network: NetworkGiven | None
     secrets: object
     labels: Mapping[str, str] | None
     ttl: Duration | None
@@ -259,6 +261,19 @@ class AsyncSandbox(Handle, AsyncInSession, AsyncPromised):
         single = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids}
         await self._sandbox.request("PATCH", SandboxInfo, path="/limits", body=_limit_changes(limits, single))
 
+    async def set_network(self, network: NetworkGiven) -> None:
+        """What it may reach from now on: "public", "none", or a NetworkPolicy. What is open and not allowed ends."""
+        change = NetworkChange(network=_network(network))
+        await self._sandbox.request("PUT", SandboxInfo, path="/network", body=change)
+
+    async def connections(self) -> list[Connection]:
+        """What it tried to reach, the latest: name, address, port, whether that was allowed and by which rule."""
+        return (await self._sandbox.request("GET", ConnectionList, path="/connections")).connections
+
+    def follow_connections(self) -> AsyncConnectionStream:
+        """Its connections as an iterator that goes on as they begin, change and end."""
+        return AsyncConnectionStream(self._sandbox)
+
     async def _change(self, changes: UpkeepChanges) -> None:
         await self._sandbox.request("PATCH", SandboxInfo, body=changes)
 
@@ -345,6 +360,11 @@ def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
         return limits
     fields = dict(msgspec.to_builtins(checked))
     return {name: fields[name] for name in limits} if isinstance(limits, dict) else fields
+
+
+def _network(network: NetworkGiven | None) -> dict[str, Any]:
+    policy = parse_network(network)
+    return {"allow": policy.allow, "deny": policy.deny}
 
 
 def _limit_changes(limits: LimitsGiven | None, single: Mapping[str, object]) -> LimitChanges:

@@ -127,12 +127,6 @@ class Promised:
     def restore_backup(self, backup: object, **options: object) -> NoReturn:
         raise not_available_yet("restore_backup")
 
-    def set_network(self, network: object) -> NoReturn:
-        raise not_available_yet("set_network")
-
-    def connections(self) -> NoReturn:
-        raise not_available_yet("connections")
-
     def mount_bucket(
         self,
         bucket: str,

@@ -12,7 +12,7 @@ import msgspec
 
 from atoll.client_sync import sessions
 from atoll.client_sync.commands import Environment
-from atoll.client_sync.events import EventStream
+from atoll.client_sync.events import ConnectionStream, EventStream
 from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.plumbing.server import Server, find_server
@@ -32,6 +32,7 @@ from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import parse_sandbox_id
 from atoll.protocol.limits import Limits, parse_limits
+from atoll.protocol.network import Connection, ConnectionList, NetworkChange, NetworkPolicy, parse_network
 from atoll.protocol.sandboxes import (
     DEFAULT_IMAGE,
     SANDBOXES_PER_PAGE,
@@ -52,6 +53,7 @@ from atoll.values.promised import not_available_yet
 
 DEFAULT_SLEEP_AFTER = "10m"
 LimitsGiven = Limits | str | dict[str, Any]
+NetworkGiven = NetworkPolicy | Literal["public", "none"] | dict[str, list[str]]
 State = Literal["running", "frozen", "stopped"]
 
 
@@ -64,7 +66,7 @@ def get_sandbox(
     keep_alive: bool = False,
     env: Mapping[str, str] | None = None,
     limits: LimitsGiven | None = None,
-    network: object = None,
+    network: NetworkGiven | None = None,
     secrets: object = None,
     labels: Mapping[str, str] | None = None,
     ttl: Duration | None = None,
@@ -83,7 +85,6 @@ def get_sandbox(
     used, and started if it does not run.
     """
     _refuse_what_comes_later(
-        network=network,
         secrets=secrets,
         snapshot=snapshot,
         create=None if check_flag(create, "create") else create,
@@ -97,6 +98,7 @@ def get_sandbox(
         keep_alive=check_flag(keep_alive, "keep_alive") or None,
         stop_after=parse_lasting("stop_after", stop_after),
         ttl=parse_lasting("ttl", ttl),
+        network=None if network is None else _network(network),
         strict=check_flag(strict, "strict"),
     )
     given = None if options == SandboxOptions() else options
@@ -112,7 +114,7 @@ class SandboxArguments(TypedDict, total=False):
     keep_alive: bool
     env: Mapping[str, str] | None
     limits: LimitsGiven | None
-    network: object
+    network: NetworkGiven | None
     secrets: object
     labels: Mapping[str, str] | None
     ttl: Duration | None
@@ -258,6 +260,19 @@ class Sandbox(Handle, InSession, Promised):
         single = {"cpus": cpus, "memory": memory, "disk": disk, "pids": pids}
         self._sandbox.request("PATCH", SandboxInfo, path="/limits", body=_limit_changes(limits, single))
 
+    def set_network(self, network: NetworkGiven) -> None:
+        """What it may reach from now on: "public", "none", or a NetworkPolicy. What is open and not allowed ends."""
+        change = NetworkChange(network=_network(network))
+        self._sandbox.request("PUT", SandboxInfo, path="/network", body=change)
+
+    def connections(self) -> list[Connection]:
+        """What it tried to reach, the latest: name, address, port, whether that was allowed and by which rule."""
+        return (self._sandbox.request("GET", ConnectionList, path="/connections")).connections
+
+    def follow_connections(self) -> ConnectionStream:
+        """Its connections as an iterator that goes on as they begin, change and end."""
+        return ConnectionStream(self._sandbox)
+
     def _change(self, changes: UpkeepChanges) -> None:
         self._sandbox.request("PATCH", SandboxInfo, body=changes)
 
@@ -342,6 +357,11 @@ def _sendable(limits: LimitsGiven | None) -> str | dict[str, Any] | None:
         return limits
     fields = dict(msgspec.to_builtins(checked))
     return {name: fields[name] for name in limits} if isinstance(limits, dict) else fields
+
+
+def _network(network: NetworkGiven | None) -> dict[str, Any]:
+    policy = parse_network(network)
+    return {"allow": policy.allow, "deny": policy.deny}
 
 
 def _limit_changes(limits: LimitsGiven | None, single: Mapping[str, object]) -> LimitChanges:

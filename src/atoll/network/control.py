@@ -52,6 +52,16 @@ class Detach(msgspec.Struct, frozen=True, kw_only=True, tag="detach"):
     key: str
 
 
+class CatchUp(msgspec.Struct, frozen=True, kw_only=True, tag="catch up"):
+    """Tell what there is to tell, now, and then say that this was all."""
+
+    ticket: int
+
+
+class CaughtUp(msgspec.Struct, frozen=True, kw_only=True, tag="caught up"):
+    ticket: int
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The gateway has given up all that it does not need."""
 
@@ -80,8 +90,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, tag="seen"):
     dropped: int = 0
 
 
-ToGateway = Attach | Change | Detach
-ToServer = Ready | Seen
+ToGateway = Attach | Change | Detach | CatchUp
+ToServer = Ready | Seen | CaughtUp
 
 encode = msgspec.msgpack.Encoder().encode
 decode_opening = msgspec.msgpack.Decoder(Opening).decode

@@ -65,6 +65,12 @@ class Gateway:
                     doorway.change(self._read(order.policy))
             case control.Detach() as order:
                 self._detach(order.key)
+            case control.CatchUp() as order:
+                for doorway in self._doorways.values():
+                    doorway.note_progress()
+                self._tell_all()
+                with suppress(OSError):  # a server that does not listen does not wait for long
+                    self._server.send(control.encode(control.CaughtUp(ticket=order.ticket)))
 
     def _attach(self, order: control.Attach, tcp: socket.socket, questions: socket.socket) -> None:
         self._detach(order.key)
@@ -86,7 +92,9 @@ class Gateway:
 
     def _tell_all(self) -> None:
         """What there is to tell. A server that does not listen is told later, or how much it missed."""
-        self._telling = None
+        if self._telling:
+            self._telling.cancel()
+            self._telling = None
         for key, doorway in self._doorways.items():
             while doorway.attempts and self._tell(key, doorway):
                 continue

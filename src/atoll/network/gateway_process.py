@@ -25,7 +25,7 @@ from atoll.protocol.errors import AtollError
 from atoll.protocol.network import NetworkPolicy
 
 PROGRAM = ("-m", "atoll.network")
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS, CATCH_UP_SECONDS = 5.0, 1.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 5.0
 STABLE_SECONDS = 10.0  # one that lived so long is started again at once
 SEND_PAUSE_SECONDS = 0.002
@@ -58,6 +58,8 @@ class GatewayProcess:
         self._channel: socket.socket | None = None
         self._ready = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
+        self._catching_up: dict[int, asyncio.Event] = {}
+        self._last_ticket = 0
 
     @property
     def pid(self) -> int | None:
@@ -88,6 +90,20 @@ class GatewayProcess:
         if self._attached.pop(key, None):
             self._forget_listeners(key)
             self._send(control.Detach(key=key))
+
+    async def catch_up(self) -> None:
+        """Return when the logs have what has happened until now; or after a moment, if the gateway is busy or away."""
+        self._last_ticket += 1
+        ticket, caught_up = self._last_ticket, asyncio.Event()
+        self._catching_up[ticket] = caught_up
+        try:
+            if self._send(control.CatchUp(ticket=ticket)):
+                async with asyncio.timeout(CATCH_UP_SECONDS):
+                    await caught_up.wait()
+        except TimeoutError:
+            pass
+        finally:
+            del self._catching_up[ticket]
 
     async def close(self) -> None:
         """End it. Sandboxes run on, and reach nobody until there is another."""
@@ -169,6 +185,9 @@ class GatewayProcess:
             case control.Ready():
                 self._ready.set()
                 self._send_waiting()
+            case control.CaughtUp():
+                if caught_up := self._catching_up.get(message.ticket):
+                    caught_up.set()
             case control.Seen():
                 if attached := self._attached.get(message.key):
                     attached.log.take(message.reports, message.dropped)

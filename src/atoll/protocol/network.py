@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from atoll.protocol.errors import AtollError, ErrorCode, error, shown
+from atoll.protocol.plain import Plain
 
 PUBLIC, NONE = "public", "none"
 MAX_RULES = 1_000
@@ -70,7 +71,7 @@ class Verdict(StrEnum):
     FAILED = "failed"  # it was allowed, and nobody was reached
 
 
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
+class Connection(Plain, frozen=True, kw_only=True):
     """An attempt of a sandbox to reach somebody. `name` is empty where an address was given, `address` where none was
     looked up; `port` is 0 for a question of DNS that was refused. `rule` says what allowed or denied it, `detail` the
     rest in words. `ended` is None while it is open. `count` says for how many, one after the other, this stands.
@@ -118,6 +119,17 @@ def _checked(rules: object, name: str) -> list[str]:
     if len(rules) > MAX_RULES:
         raise _invalid(len(rules), f"rules to {name} are too many", f"Give {MAX_RULES} at most.")
     return [parse_rule(rule).text for rule in rules]
+
+
+def suggest(connections: Iterable[Connection]) -> NetworkPolicy:
+    """The policy that allows what was allowed and reached, and nothing else."""
+    rules = {_rule_for(one): None for one in connections if one.verdict is Verdict.ALLOWED}
+    return NetworkPolicy(allow=sorted(rules))
+
+
+def _rule_for(connection: Connection) -> str:
+    host = connection.name or connection.address
+    return f"[{host}]:{connection.port}" if ":" in host else f"{host}:{connection.port}"
 
 
 def parse_rules(rules: Iterable[str]) -> tuple[Rule, ...]:

@@ -17,6 +17,7 @@ from atoll.protocol.calls import FIRST
 from atoll.protocol.durations import Duration, parse_duration
 from atoll.protocol.errors import ErrorCode, as_id, error, shown
 from atoll.protocol.limits import Limits, parse_limits
+from atoll.protocol.network import NetworkPolicy
 from atoll.protocol.plain import Plain
 
 DEFAULT_IMAGE = "host"
@@ -50,6 +51,7 @@ class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keep_alive: bool | None = None
     stop_after: float | str | None = None
     ttl: float | str | None = None
+    network: str | dict[str, Any] | None = None
     strict: bool = False
 
 
@@ -114,6 +116,7 @@ class SandboxInfo(Plain, frozen=True, kw_only=True):
     keep_alive: bool
     stop_after: float | None = None  # seconds of sleep after which it is stopped; None for never
     ttl: float | None = None  # seconds after which it is destroyed, from when it was made; None for never
+    network: NetworkPolicy = NetworkPolicy()
     # Options it was asked for with just now and has otherwise: what it has, and what was asked for.
     ignored: dict[str, str] = {}
     use: Use | None = None  # None if nothing runs, or nobody asked: a list and what changes a sandbox leave it out
@@ -165,7 +168,7 @@ class SandboxEvent(Plain, frozen=True, kw_only=True):
     number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime
     # created started frozen thawed stopped oom_killed labels_changed env_changed upkeep_changed limits_changed
-    # session_created session_deleted restored removed_later destroyed
+    # network_changed session_created session_deleted restored removed_later destroyed
     what: str
     cause: str
     by: str

@@ -96,6 +96,7 @@ async def open_workshop(settings: Settings) -> Workshop | None:
                 disk_overcommit=settings.disk_overcommit,
                 memory_overcommit=settings.memory_overcommit,
                 keep_file_max=settings.keep_file_max,
+                upstream=settings.upstream,
             )
         except AtollError as problem:
             if problem.code != ErrorCode.STATE_DIRECTORY_IN_USE:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from atoll.network.control import Upstream
 from atoll.supervisor.promised_memory import OVERCOMMIT
 
 SOCKET = "server.sock"
@@ -27,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     memory_overcommit: float = OVERCOMMIT
     keep_file_max: bool = False  # fs.file-max as it is, although one sandbox can then open all that the machine may
     keep_lost: float = KEEP_LOST_SECONDS
+    upstream: Upstream | None = None  # without one, sandboxes reach nobody
 
     @property
     def socket(self) -> Path:

@@ -290,6 +290,7 @@ class SandboxActor:
             self._note_found(self.running.found())
             return
         self.running.live = live
+        await self.running.connect()
         found = self.running.found()
         is_frozen = found is Event.STANDS_STILL
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict as asdict_of
+
 from atoll.protocol.errors import ErrorCode, error
 from atoll.supervisor.plans import make_plan
 
@@ -49,6 +51,8 @@ def _differences(options: SandboxOptions, record: SandboxRecord) -> Iterator[tup
     for name, value in asked.upkeep.labels.items():
         if record.upkeep.labels.get(name) != value:
             yield f"labels.{name}", _in_words(record.upkeep.labels.get(name), value)
+    if options.network is not None and asked.network != record.network:
+        yield "network", _in_words(asdict_of(record.network), asdict_of(asked.network))
     for name in TREATMENT:
         if getattr(options, name) is not None and getattr(asked.upkeep, name) != getattr(record.upkeep, name):
             yield name, _in_words(getattr(record.upkeep, name), getattr(asked.upkeep, name))

@@ -31,6 +31,7 @@ def describe(actor: SandboxActor, use: Use | None = None) -> SandboxInfo:
         keep_alive=record.upkeep.keep_alive,
         stop_after=record.upkeep.stop_after,
         ttl=record.upkeep.ttl,
+        network=record.network,
         use=use,
     )
 

@@ -12,6 +12,7 @@ import msgspec
 from atoll.protocol.arguments import check_lasting_variables
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.limits import MIN_DISK, Limits, parse_limits
+from atoll.protocol.network import NetworkPolicy, parse_network
 from atoll.protocol.sandboxes import DEFAULT_IMAGE, SandboxOptions, check_labels, parse_lasting
 
 SLEEP_AFTER_SECONDS = 600.0
@@ -35,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     has_usual_disk: bool = True  # nobody gave it a size
     env: dict[str, str] = {}
     upkeep: Upkeep = Upkeep()
+    network: NetworkPolicy = NetworkPolicy()
 
     def limits_where(self, largest_disk: int) -> Limits:
         """Its limits on a machine where no disk can be larger than that."""
@@ -52,6 +54,7 @@ def make_plan(options: SandboxOptions) -> Plan:
         has_usual_disk=given is None or (isinstance(given, dict) and "disk" not in given),
         env=check_lasting_variables(options.env or {}),
         upkeep=_make_upkeep(options),
+        network=parse_network(options.network),
     )
 
 

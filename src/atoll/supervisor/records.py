@@ -24,6 +24,7 @@ from atoll.engine.base import LiveSandbox
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
+from atoll.protocol.network import NetworkPolicy
 from atoll.store.base import SandboxRow
 from atoll.store.moments import UNKNOWN_BOOT, Moment
 from atoll.supervisor.earlier_records import in_todays_words
@@ -47,6 +48,7 @@ class SharedRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     env: dict[str, str | None] = {}
     upkeep: Upkeep = Upkeep()
+    network: NetworkPolicy = NetworkPolicy()
     revision: int = 0
 
 

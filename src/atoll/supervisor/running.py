@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from atoll.engine.base import Capability, EventKind, LiveSandbox, require
+from atoll.network.connection_log import ConnectionLog
+from atoll.network.gateway_process import Attached
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.processes import KillAllProcesses
 from atoll.supervisor.agent_failures import WHEN_CLOSED, WHEN_DESTROYED, WHEN_DISK_FAILED, WHEN_STOPPED
@@ -62,6 +64,7 @@ class Running:
         self._workshop = workshop
         self._history = history
         self._watcher: asyncio.Task[None] | None = None
+        self.connections = ConnectionLog()
 
     def opened_link(self) -> AgentLink:
         assert self.live
@@ -104,6 +107,7 @@ class Running:
         if order.plan is None:
             raise not_found(self._name)
         self.live = await self._workshop.make(self._name, order.plan)
+        await self.connect()
         await self._history.begin(cause=self._why_made(), by=order.by)
         return Event.RUNS
 
@@ -118,8 +122,25 @@ class Running:
     async def _start(self, order: Order) -> Event:
         check_room()
         self.live = await self._workshop.start(self._name)
+        await self.connect()
         await self._history.note("started", cause=order.cause, by=order.by)
         return Event.RUNS
+
+    async def connect(self) -> None:
+        """Have it reach what its policy allows; nobody, if it cannot be led to a gateway."""
+        gateway, live = self._workshop.gateway, self.live
+        if live is None or gateway is None or Capability.NETWORK not in self._workshop.engine.capabilities:
+            return
+        policy, engine = self._workshop.record(self._name).network, self._workshop.engine
+        try:
+            attached = Attached(self._name, policy, self.connections, lambda: engine.open_gateway(live))
+            await gateway.attach(live.generation, attached)
+        except AtollError as problem:
+            logger.warning("%s", problem.message)
+
+    def _disconnect(self, live: LiveSandbox) -> None:
+        if self._workshop.gateway:
+            self._workshop.gateway.detach(live.generation)
 
     async def _freeze(self, live: LiveSandbox, order: Order) -> Event:
         require(self._workshop.engine, Capability.FREEZE)
@@ -178,6 +199,7 @@ class Running:
         live, self.live = self.live, None
         self._close_link()
         if live:
+            self._disconnect(live)
             await self._workshop.stop(live)
         await self._end_watch()
         return self.found()
@@ -190,6 +212,7 @@ class Running:
             self.link.ending = WHEN_CLOSED
         self._close_link()
         if live:
+            self._disconnect(live)
             await self._workshop.engine.release(live)
 
     def _close_link(self) -> None:

@@ -24,6 +24,7 @@ import msgspec
 from atoll.engine.base import DiskKind, EngineSettings, LiveSandbox, SandboxSpec
 from atoll.engine.choose import chosen_engine
 from atoll.images.catalog import ImageCatalog
+from atoll.network.gateway_process import GatewayProcess
 from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
 from atoll.protocol.limits import Limits
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from atoll.engine.base import Engine
+    from atoll.network.control import Upstream
     from atoll.protocol.rootfs import Rootfs
     from atoll.storage.base import Storage
 
@@ -74,7 +76,9 @@ class Workshop:
         memory_overcommit: float = OVERCOMMIT,
         keep_file_max: bool = False,
         keep_lost: float = KEEP_SECONDS,
+        upstream: Upstream | None = None,
     ) -> None:
+        """Without an `upstream` sandboxes reach nobody."""
         state, runtime = state.absolute(), runtime.absolute()
         kind = chosen_engine()
         if engine is None:
@@ -91,6 +95,7 @@ class Workshop:
             settings = EngineSettings(state=state, runtime=runtime, keep_host_settings=keep_file_max)
             self.engine: Engine = engine or kind.open(settings)
             undo.pop_all()
+        self.gateway = GatewayProcess(upstream, runtime) if upstream else None
         self.inherited = Inherited()
         self._memory = PromisedMemory(memory_overcommit)
         self._removing, self._gate = asyncio.Lock(), Gate()
@@ -125,6 +130,8 @@ class Workshop:
             rest.callback(self.store.close)
             rest.callback(self.storage.close)
             rest.push_async_callback(self.engine.close)
+            if self.gateway:
+                rest.push_async_callback(self.gateway.close)
             for keeper in self._keepers:
                 keeper.cancel()
             await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -203,6 +210,7 @@ class Workshop:
             created_at=datetime.now(UTC),
             env=dict(plan.env),
             upkeep=plan.upkeep,
+            network=plan.network,
         ).made_at(now())
         with self.using_disks():
             return await self._create(record, rootfs)

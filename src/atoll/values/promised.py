@@ -15,7 +15,6 @@ _CODE = 'Until then run it as a command: exec(["python3", "-c", code]), or write
 _GIT = "Until then use exec(): git is in the image where the host has it, and upload() brings a checkout in."
 _SNAPSHOTS = "Until then copy what matters with download(), and bring it back with upload()."
 _BACKUPS = "Until then pack what you need with tar in exec(), and download() that."
-_NETWORK = "Until then a sandbox has a loopback interface and no other network."
 _BUCKETS = "Until then copy files with upload() and download()."
 _SCHEDULES = 'Until then have a background process wait and start it: start_process() with restart="always".'
 _IMAGES = "Until then use the image there is, and install what is missing with exec()."
@@ -50,9 +49,6 @@ PROMISED = {
     "snapshot=": "Until then make the sandbox from an image, and bring in files with upload().",
     "create_backup": _BACKUPS,
     "restore_backup": _BACKUPS,
-    "set_network": _NETWORK,
-    "connections": _NETWORK,
-    "network=": _NETWORK,
     "secrets=": "Until then pass them in env=, where commands can read them.",
     "mount_bucket": _BUCKETS,
     "unmount_bucket": _BUCKETS,

@@ -20,6 +20,7 @@ from atoll.client_sync.plumbing.local_server import (
     check_system,
     runtime_of,
 )
+from atoll.network.ways_out import RESOLV_CONF, ways_out
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.limits import MIB
@@ -100,6 +101,39 @@ class Times(click.FloatRange):
     metavar="TIME",
     help="Remove disks that were set aside, and that nobody asked for, after so long; see `atoll ls --lost`.",
 )
+@click.option(
+    "--count-public",
+    multiple=True,
+    metavar="RANGE",
+    envvar="ATOLL_COUNT_PUBLIC",
+    show_envvar=True,
+    help="Addresses that sandboxes may reach as if they were on the public internet.",
+)
+@click.option(
+    "--refuse-range",
+    multiple=True,
+    metavar="RANGE",
+    envvar="ATOLL_REFUSE_RANGE",
+    show_envvar=True,
+    help="Addresses that no sandbox reaches, whatever its policy says.",
+)
+@click.option(
+    "--dns-server",
+    multiple=True,
+    metavar="ADDRESS",
+    envvar="ATOLL_DNS_SERVER",
+    show_envvar=True,
+    show_default="those of /etc/resolv.conf",
+    help="Whom to ask where names lead.",
+)
+@click.option(
+    "--proxy",
+    metavar="URL",
+    envvar="ATOLL_PROXY",
+    show_envvar=True,
+    show_default="HTTPS_PROXY or ALL_PROXY, and NO_PROXY",
+    help="An HTTP or SOCKS proxy through which sandboxes reach others.",
+)
 @click.option("--embedded", is_flag=True, hidden=True, help="End when nobody needs the server any more.")
 @click.option("--idle-exit", type=float, default=IDLE_EXIT_SECONDS, hidden=True)
 @click.option(
@@ -131,6 +165,10 @@ def serve(
     memory_overcommit: float,
     keep_file_max: bool,
     keep_lost: str,
+    count_public: tuple[str, ...],
+    refuse_range: tuple[str, ...],
+    dns_server: tuple[str, ...],
+    proxy: str | None,
     embedded: bool,
     idle_exit: float,
     log_format: str,
@@ -163,6 +201,14 @@ def serve(
         memory_overcommit=memory_overcommit,
         keep_file_max=keep_file_max,
         keep_lost=parse_duration(keep_lost, "--keep-lost"),
+        upstream=ways_out(
+            read_resolv_conf(),
+            os.environ,
+            servers=dns_server,
+            counted=count_public,
+            refused=refuse_range,
+            proxy=proxy,
+        ),
     )
     sink: Sink = StandardError()
     if log_file is not None:
@@ -190,6 +236,13 @@ def run_logged(settings: Settings, *, has_file: bool) -> None:
         logger.exception("it ends, since it failed")
         raise
     logger.info("it ends")
+
+
+def read_resolv_conf() -> str:
+    try:
+        return Path(RESOLV_CONF).read_text(errors="replace")
+    except OSError:  # a machine that asks nobody
+        return ""
 
 
 def run_server(settings: Settings) -> None:
