@@ -28,8 +28,10 @@ from atoll.network.connection_log import ConnectionLog
 from atoll.network.control import Upstream
 from atoll.network.gateway_process import Attached, GatewayProcess
 from atoll.protocol.commands import Exec
+from atoll.protocol.ids import SandboxId
 from atoll.protocol.network import NetworkPolicy
 from atoll.supervisor.agent_link import link_to
+from atoll.supervisor.plans import Plan
 from atoll.supervisor.workshop import Workshop
 
 WARM_UP_ROUNDS = 5
@@ -42,15 +44,14 @@ WITHOUT = (
     "-c",
     "from atoll.engine.native import gateway_rules, nursery; gateway_rules.set_up = lambda: None; nursery.main()",
 )
-SERVER = (
-    """
+SERVER = """
 import asyncio
 
 async def answer(reader, writer):
     try:
         while head := await reader.readuntil(b"\\r\\n\\r\\n"):
             if head.startswith(b"GET /stream"):
-                for _ in range(STREAMED >> 16):
+                for _ in range(STREAMED_BYTES >> 16):
                     writer.write(bytes(1 << 16))
                     await writer.drain()
                 return writer.close()
@@ -64,9 +65,7 @@ async def main():
     await server.serve_forever()
 
 asyncio.run(main())
-"""
-    % STREAMED
-)
+""".replace("STREAMED_BYTES", str(STREAMED))
 CLIENT = """
 import http.client, socket, statistics, sys, time
 
@@ -104,7 +103,7 @@ class Side:
 
     async def make(self) -> LiveSandbox:
         self._count += 1
-        live = await self.workshop.create(f"bench-{self._count}")
+        live = await self.workshop.make(SandboxId(f"bench-{self._count}"), Plan())
         if self.gateway:
             log, engine = ConnectionLog(), self.workshop.engine
             attached = Attached(live.id, NetworkPolicy(), log, lambda: engine.open_gateway(live))
