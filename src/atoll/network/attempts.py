@@ -46,7 +46,7 @@ class Attempts:
         return Attempt(self._last, time.time(), name, address, port)
 
     def note(self, attempt: Attempt) -> None:
-        """It has changed."""
+        """Have this attempt told, since it has changed."""
         if len(self._changed) < MAX_WAITING or attempt.number in self._changed:
             self._changed[attempt.number] = attempt
         else:
@@ -54,7 +54,7 @@ class Attempts:
         self._on_change()
 
     def end(self, attempt: Attempt, verdict: Verdict | None = None, judgement: Judgement | None = None) -> None:
-        """It is over. A verdict that is given takes the place of an earlier one."""
+        """End an attempt. A verdict that is given takes the place of an earlier one."""
         if attempt.ended is not None:
             return
         attempt.ended = time.time()

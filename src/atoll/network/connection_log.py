@@ -16,7 +16,7 @@ ENDED_WITH_GATEWAY = "the gateway ended"
 
 
 class ConnectionLog:
-    """One that is the same as the last before it, and over, is counted there: who knocks all day fills no log."""
+    """The log, and its bound. An attempt like the last one, and over, is counted there: knocking all day fills no log."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, Connection] = OrderedDict()
@@ -31,7 +31,7 @@ class ConnectionLog:
         return ConnectionList(connections=list(self._kept.values()), dropped=self._dropped)
 
     async def follow(self) -> AsyncGenerator[Connection, None]:
-        """Those that are kept, then each that begins, changes or ends, as it is by then."""
+        """Connections that are kept, then each that begins, changes or ends, as it is by then."""
         seen = 0
         while True:
             news, self_change = self._news, self._change
@@ -43,7 +43,7 @@ class ConnectionLog:
                 await news.wait()
 
     def take(self, reports: Iterable[Report], dropped: int) -> None:
-        """What the gateway tells."""
+        """Reports of the gateway, kept."""
         self._dropped += dropped
         for report in reports:
             self._take(report)
@@ -88,7 +88,7 @@ class ConnectionLog:
 
 
 def read(report: Report, number: int) -> Connection:
-    """What a gateway says of an attempt. It reads hostile bytes, so nothing that it says is more than text here."""
+    """A report of the gateway's as users see it. It reads hostile bytes, so nothing it says is more than text here."""
     return Connection(
         number=number,
         time=_moment(report.time),

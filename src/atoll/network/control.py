@@ -1,4 +1,4 @@
-"""What a server and its gateway say to each other, one message per packet; descriptors come along where it says so."""
+"""Messages between a server and its gateway, one per packet; descriptors come along where it says so."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ class Doorway:
             self._break(relay, attempt, denied)
 
     def _look(self, attempt: Attempt, said: bytearray) -> Look:
-        """What a client says first."""
+        """Judge what a client says first."""
         try:
             hello = read_hello(said)
         except BadHello as cause:

@@ -91,7 +91,7 @@ class Gateway:
             self._telling = self._loop.call_later(TELL_SECONDS, self._tell_all)
 
     def _tell_all(self) -> None:
-        """What there is to tell. A server that does not listen is told later, or how much it missed."""
+        """Tell what there is to tell. A server that does not listen is told later, or how much it missed."""
         if self._telling:
             self._telling.cancel()
             self._telling = None

@@ -86,7 +86,7 @@ class GatewayProcess:
                 self._send(control.Change(key=key, policy=policy))
 
     def detach(self, key: str) -> None:
-        """It has ended, or is to reach nobody. Twice is fine."""
+        """Let a sandbox reach nobody any more, such as one that has ended. Twice is fine."""
         if self._attached.pop(key, None):
             self._forget_listeners(key)
             self._send(control.Detach(key=key))

@@ -20,7 +20,7 @@ _SOCKS, _NO_LOGIN, _PASSWORD, _CONNECT, _NAME, _V4, _V6 = 5, 0, 2, 1, 3, 1, 4
 
 
 class NotReached(Exception):
-    """Nobody was reached; in words."""
+    """The reason in words why nobody was reached."""
 
 
 class Outlet:

@@ -21,7 +21,7 @@ _buffer = memoryview(bytearray(CHUNK))
 
 
 class Look(Enum):
-    """What somebody makes of what was said so far."""
+    """The outcome of a look at what was said so far."""
 
     PASS = "pass"
     MORE = "more"
@@ -114,7 +114,7 @@ class Relay:
                 self.reset()
 
     def _finish(self, side: _Side, other: _Side) -> None:
-        """It says no more; when all is passed on, the other learns of it."""
+        """End one direction: when all is passed on, the other side learns that no more comes."""
         if side is self._inner and self._said:  # a beginning that could not be judged
             self.reset()
             return

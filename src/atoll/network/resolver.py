@@ -66,7 +66,7 @@ class Resolver:
         return self._known[name][1]
 
     async def _ask(self, name: str, kind: dns.Type) -> dns.Answer:
-        """One server after the other, some times; an answer that names a failure is none."""
+        """Ask one server after the other, some times; an answer that names a failure is none."""
         if not self._servers:
             raise NoAddress("this host has no name server")
         for _ in range(ATTEMPTS):

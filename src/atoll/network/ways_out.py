@@ -25,7 +25,7 @@ def ways_out(
     refused: Iterable[str] = (),
     proxy: str | None = None,
 ) -> Upstream:
-    """What is given counts; a proxy that is given as nothing is none, whatever the variables say."""
+    """The arguments count before what is set; a proxy that is given as nothing is none, whatever the variables say."""
     direct = [text.strip() for text in _first(variables, "no_proxy", "NO_PROXY").split(",") if text.strip()]
     used = _first(variables, *PROXY_VARIABLES) if proxy is None else proxy
     return Upstream(
