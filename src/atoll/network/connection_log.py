@@ -16,7 +16,7 @@ ENDED_WITH_GATEWAY = "the gateway ended"
 
 
 class ConnectionLog:
-    """The log, and its bound. An attempt like the last one, and over, is counted there: who knocks all day fills none."""
+    """The log, and its bound. An attempt like the last one is counted there: who knocks all day fills none."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, Connection] = OrderedDict()
