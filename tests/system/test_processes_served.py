@@ -67,7 +67,9 @@ async def test_a_web_server_is_waited_for_and_used(half: Half, server: RunningSe
     assert found.match.groups() == ("/", "200")
     with pytest.raises(TimeoutError) as caught:
         await half.run(web.wait_for_port, 8080, path="/no/such/page", timeout=0.3)
-    assert "/no/such/page" in str(caught.value)
+    assert "/no/such/page" in str(caught.value) and "status 404" in str(caught.value)
+    with pytest.raises(TimeoutError, match="nobody took the connection"):
+        await half.run(web.wait_for_port, 8081, timeout=0.3)
     assert await half.run(sandbox.kill_all_processes) == 1
     assert await half.run(sandbox.kill_all_processes) == 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from atoll.agent.commands.process_tree import read_process_table
 from atoll.agent.commands.spawn import MAX_TIMEOUT_SECONDS
-from atoll.agent.processes.port_probe import is_open
+from atoll.agent.processes.port_probe import Probe
 from atoll.protocol.durations import in_words
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameKind
@@ -210,6 +210,7 @@ class WaitForPortOperation(ProcessOperation):
         super().__init__(loop, owner, call.timeout)
         self._process = process
         self._call = check_wait(call)
+        self._probe = Probe(loop, self._call)
         self._trying: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
 
@@ -226,7 +227,7 @@ class WaitForPortOperation(ProcessOperation):
 
     async def _try(self) -> None:
         pause = FIRST_PROBE_PAUSE
-        while not await is_open(self._loop, self._call):
+        while not await self._probe.is_open():
             if self._process.is_gone:
                 self._fail(exited_early(self._process.info, self._condition, self._process.log.last_lines()))
                 return
@@ -253,4 +254,5 @@ class WaitForPortOperation(ProcessOperation):
         return f"answer GET {self._call.path} on port {self._call.port} with status {statuses}"
 
     def _time_out(self) -> None:
-        self._fail(not_ready(self._process.info, self._condition, self._timeout, self._process.log.last_lines()))
+        info, log = self._process.info, self._process.log.last_lines()
+        self._fail(not_ready(info, self._condition, self._timeout, log, self._probe.seen))
