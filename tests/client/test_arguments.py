@@ -303,6 +303,9 @@ def target(half: Half, where: str) -> Any:
             return getattr(half, method)
         case "Sandbox":
             return getattr(sandbox, method)
+        case "Session":
+            module = importlib.import_module(f"atoll.{package}.sessions")
+            return getattr(getattr(module, f"{prefix}Session")(sandbox._sandbox, "s"), method)
         case "Process":
             module = importlib.import_module(f"atoll.{package}.processes")
             return getattr(getattr(module, f"{prefix}Process")(sandbox._sandbox, INFO), method)

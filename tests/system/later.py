@@ -1,4 +1,4 @@
-"""Atoll as it will be: version 2 of the protocol, with which a list of terminals came. Only tests start it, as
+"""Atoll as it will be: the next version of the protocol, with which a list of terminals came. Only tests start it, as
 
 python tests/system/later.py serve ...      the server
 python -I tests/system/later.py FD          the nursery of such a server
@@ -28,8 +28,8 @@ def make_sandboxes() -> None:
 
 
 if __name__ == "__main__":
-    versions.PROTOCOL_VERSION = 2  # before anybody asks for it
-    versions.SINCE["list_terminals"] = 2
+    versions.PROTOCOL_VERSION += 1  # before anybody asks for it
+    versions.SINCE["list_terminals"] = versions.PROTOCOL_VERSION
     if sys.argv[1] == "serve":
         serve()
     else:

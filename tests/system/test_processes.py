@@ -204,8 +204,8 @@ async def test_directory_and_variables_are_those_of_the_session_and_of_the_call(
         await processes.exit(process_id)
     shown = {name: (await processes.log(name)).text().strip() for name in ("plain", "below", "mine", "both")}
     assert shown == {
-        "plain": "/tmp/there|sandbox|sandbox|none",
-        "below": "/tmp/there/deep|call||none",
+        "plain": "/tmp/there|sandbox|sandbox|1",
+        "below": "/tmp/there/deep|call||1",
         "mine": "/usr|session|sandbox|none",
         "both": "/|session|call|none",
     }

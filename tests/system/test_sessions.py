@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
-from atoll.protocol.commands import Exec, ExecShell
+from atoll.protocol.commands import Exec, ExecDone, ExecShell
 from atoll.protocol.errors import AtollError, ErrorCode, LimitReachedError
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.limits import Limits
@@ -18,6 +19,8 @@ from tests.conftest import Box
 from tests.making import create
 from tests.native import linked
 from tests.system.test_agent_commands import time_out_after_printing, wait_until_gone
+
+DONE = FrameKind.DONE
 
 
 async def said(box: Box, command: str, **options: object) -> str:
@@ -132,15 +135,49 @@ async def test_commands_of_one_session_run_in_order(box: Box) -> None:
     assert [output.stdout.strip().decode() for output in outputs] == ["abcdefgh"[:end] for end in range(1, 9)]
 
 
-async def test_programs_wait_for_their_turn_too(box: Box) -> None:
-    async with box.link.operation(ExecShell(command="echo go; read x; cd /tmp", stdin=True)) as first:
+async def test_programs_run_at_once_where_the_last_command_left_the_session(box: Box) -> None:
+    await box.shell("cd /tmp; export v=1")
+    async with box.link.operation(ExecShell(command="cd /etc; export v=2; echo go; read x", stdin=True)) as first:
         await first.next_frame()
-        second = asyncio.create_task(box.run("pwd", session_id="default", timeout=5))
-        while ((await box.link.ask(ListSessions())).sessions)[0].commands_waiting < 2:
-            await asyncio.sleep(0.01)
+        for _ in range(3):
+            assert (await box.run("sh", "-c", "pwd; echo $v", session_id="default")).stdout == b"/tmp\n1\n"
         await first.send_input(b"\n")
         assert (await first.next_frame()).kind is FrameKind.DONE
-        assert (await second).stdout == b"/tmp\n"
+    assert (await box.run("sh", "-c", "pwd; echo $v", session_id="default")).stdout == b"/etc\n2\n"
+
+
+async def test_one_whose_turn_does_not_come_in_its_time_is_told_what_the_session_does(box: Box) -> None:
+    async with box.link.operation(ExecShell(command="echo go; read x # \x1b[31m\nmore", stdin=True)) as first:
+        await first.next_frame()
+        with pytest.raises(TimeoutError, match="busy") as caught:
+            await box.shell("touch /tmp/never", timeout=0.05)
+        assert isinstance(caught.value, AtollError) and caught.value.code is ErrorCode.SESSION_BUSY
+        assert caught.value.context["busy_with"] == "echo go; read x # \\x1b[31m…"
+        assert ((await box.link.ask(ListSessions())).sessions)[0].commands_waiting == 1
+        await first.send_input(b"\n")
+        await first.next_frame()
+    assert await said(box, "test -e /tmp/never || echo never") == "never"
+
+
+async def test_the_time_a_command_waits_is_not_given_to_it_once_more(box: Box) -> None:
+    async with box.link.operation(ExecShell(command="echo go; read x", stdin=True)) as first:
+        await first.next_frame()
+        async with box.link.operation(ExecShell(command="sleep 60", timeout=3)) as second:
+            assert (await second.next_frame()).kind is FrameKind.WAITING
+            await asyncio.sleep(2)
+            await first.send_input(b"\n")
+            done = [msgspec.msgpack.decode(f.payload, type=ExecDone) async for f in second.frames() if f.kind is DONE]
+            assert (done[0].timed_out, done[0].exit_code) == (True, 124) and done[0].duration < 3
+    assert await said(box, "echo on") == "on"
+
+
+async def test_deleting_a_session_ends_what_runs_beside_its_shell(box: Box) -> None:
+    await box.link.ask(CreateSession(session_id="doomed"))
+    async with box.link.operation(Exec(argv=["sh", "-c", "echo go; sleep 60"], session_id="doomed")) as program:
+        await program.next_frame()
+        await box.link.ask(DeleteSession(session_id="doomed"))
+        done = msgspec.msgpack.decode((await program.next_frame()).payload, type=ExecDone)
+        assert done.exit_code == 143
 
 
 async def test_one_that_waits_hears_so_and_when_it_starts(box: Box) -> None:

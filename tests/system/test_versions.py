@@ -37,13 +37,13 @@ async def test_an_agent_of_an_earlier_version_is_spoken_to_in_its_own(own_server
     await sandbox.exec("state=kept; echo x >/f")
     assert (await own_server.ask("GET", TERMINALS)).status == 200
     await replace(own_server, LATER)
-    assert (await own_server.ask("GET", "/v1/server")).json()["protocol_version"] == 2
+    assert (await own_server.ask("GET", "/v1/server")).json()["protocol_version"] == PROTOCOL_VERSION + 1
     assert (await sandbox.exec("echo $state")).stdout == "kept\n"
     answer = await own_server.ask("GET", TERMINALS)
     assert answer.status == 409
     problem = answer.json()
     assert problem["code"] == ErrorCode.AGENT_TOO_OLD and "sleep(stop=True)" in problem["remedy"]
-    assert problem["context"] | {"speaks": 1, "needed": 2} == problem["context"]
+    assert problem["context"] | {"speaks": PROTOCOL_VERSION, "needed": PROTOCOL_VERSION + 1} == problem["context"]
     with pytest.raises(AtollError) as caught:
         await sandbox.list_terminals()
     assert caught.value.code is ErrorCode.AGENT_TOO_OLD

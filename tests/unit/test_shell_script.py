@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.agent.sessions.shell_script import BASH, SH, Dialect, is_variable_name, quote
+from atoll.agent.sessions.shell_script import BASH, SH, Change, Dialect, followed_by, is_variable_name, quote
 
 SHELLS = (["bash"], ["dash"], ["busybox", "sh"])
+GIVES_WAY = Change("it's new", gives_way=True, former="o'ld \n")
 MAX_LINE = 1000  # bash reads so much at once; what is longer would be cut off
 
 
@@ -44,7 +45,48 @@ def test_no_place_is_left_open_and_no_line_is_too_long(dialect: Dialect) -> None
 
 @pytest.mark.parametrize(("shell", "dialect"), [(["bash"], BASH), (["dash"], SH), (["busybox", "sh"], SH)])
 def test_every_script_is_well_formed(shell: list[str], dialect: Dialect) -> None:
-    scripts = [*dialect.scripts().values(), dialect.before({"L": "1"}, {"A": "b", "C": None}, "/tmp", "u1")]
+    scripts = [
+        *dialect.scripts().values(),
+        dialect.before({"L": Change("1"), "M": GIVES_WAY}, {"A": "b", "C": None}, "/tmp", "u1"),
+    ]
     scripts += [dialect.undo({"A": "b"}, "/tmp"), dialect.command("x", 1, True), dialect.command("x", 1, False)]
     for script in scripts:
         subprocess.run([*shell, "-n", "-c", script], check=True)
+
+
+@pytest.mark.parametrize(("shell", "dialect"), [(["bash"], BASH), (["dash"], SH), (["busybox", "sh"], SH)])
+@pytest.mark.parametrize(
+    ("has", "former", "then"),
+    [
+        ("o'ld", "o'ld", "new"),
+        ("own", "o'ld", "own"),
+        (None, "o'ld", None),
+        (None, None, "new"),
+        ("", None, ""),
+        ("", "", "new"),
+    ],
+)
+def test_a_change_that_gives_way_is_for_who_has_what_was_before(
+    shell: list[str], dialect: Dialect, has: str | None, former: str | None, then: str | None
+) -> None:
+    change = Change("new", gives_way=True, former=former)
+    assert change.is_for(has) is (then == "new")
+    script = f'f() {{ {dialect.before({"V": change}, {}, None, "u")} }}; set -u; f; printf %s "${{V-unset}}"'
+    env = {"PATH": "/usr/bin:/bin"} | ({} if has is None else {"V": has})
+    shown = subprocess.run([*shell, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+    assert shown == ("unset" if then is None else then)
+
+
+def test_two_changes_are_one_for_who_has_what_was_before_the_first() -> None:
+    first = {"A": Change("1", gives_way=True, former="0"), "B": Change("1"), "C": Change("1")}
+    then = {
+        "A": Change("2", gives_way=True, former="1"),
+        "B": Change("2", gives_way=True, former="1"),
+        "D": Change("2"),
+    }
+    assert followed_by(first, then) == {
+        "A": Change("2", gives_way=True, former="0"),
+        "B": Change("2"),
+        "C": Change("1"),
+        "D": Change("2"),
+    }

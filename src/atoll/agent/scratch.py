@@ -15,7 +15,7 @@ from atoll.agent.commands.spawn import no_room
 from atoll.protocol.errors import AtollError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _OPENING = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PLACES = ("/dev/shm", "/run", "/tmp", "/var/tmp")
@@ -95,13 +95,20 @@ class ScratchDirectory:
             with suppress(OSError):
                 os.unlink(name, dir_fd=self.fd)
 
+    def head(self, name: str, most: int) -> bytes:
+        """The first bytes of a file; none if there is no such file."""
+        return self._read(name, most, lambda size: 0)
+
     def tail(self, name: str, most: int) -> bytes:
         """The last bytes of a file; none if there is no such file."""
+        return self._read(name, most, lambda size: max(0, size - most))
+
+    def _read(self, name: str, most: int, start: Callable[[int], int]) -> bytes:
         with suppress(OSError):
             fd = os.open(name, os.O_RDONLY | _OPENING, dir_fd=self.fd)
             try:
                 status = os.fstat(fd)
-                return os.pread(fd, most, max(0, status.st_size - most)) if stat.S_ISREG(status.st_mode) else b""
+                return os.pread(fd, most, start(status.st_size)) if stat.S_ISREG(status.st_mode) else b""
             finally:
                 os.close(fd)
         return b""

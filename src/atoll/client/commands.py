@@ -54,8 +54,10 @@ class AsyncCommands:
 
         `command` is a string for the session's shell, which keeps its directory, variables and functions from one
         to the next, or a list of words that no shell touches. `cwd` and `env` hold for this command alone; None as a
-        value takes a variable away. `timeout` is in seconds or "30s", "5m", "1h", from the moment that the command's
-        turn in its session has come; what it ends has exit code 124. `stdin` is text, bytes, or an iterable of either,
+        value takes a variable away. Strings of one session run one at a time; a list runs at once, where the last
+        finished command left the session, and with its variables. `timeout` is in seconds or "30s", "5m", "1h", from
+        the call on; what it ends has exit code 124, and if a string's turn has not come by then, it is SESSION_BUSY,
+        which is a TimeoutError: nothing ran. `stdin` is text, bytes, or an iterable of either,
         such as a file; a pipe that was opened for bytes is passed on as it comes, and may outlast the command.
         `on_output("stdout" or "stderr", text)` is called with output as it comes. Each stream is kept up to
         `max_output` bytes, 64 MiB if not given.

@@ -30,6 +30,7 @@ from atoll.protocol.frames import Frame
 from atoll.protocol.process_log import Dropped, Exited, LogEvent, LogEvents, LogFold, WholeLog, Written
 from atoll.protocol.processes import (
     OK_STATUS,
+    PORT_SECONDS,
     READY_BYTES,
     CleanUpProcesses,
     GetProcess,
@@ -78,8 +79,8 @@ class AsyncProcesses:
         """Start a process that goes on in the background, also when this program, the session or the server is gone.
 
         `command` is a string for a shell of its own, or a list of words that no shell touches. It starts in the
-        session's directory, with the sandbox's variables and those the session was created with; not with what a
-        command exported. `process_id` is a name of your choice. After `timeout` it is killed. `restart="on-failure"`
+        session's directory and with its variables, as its last finished command left them. `process_id` is a name of
+        your choice. After `timeout` it is killed. `restart="on-failure"`
         or `"always"` starts it again when it has ended, after a pause that grows.
         """
         call = StartProcess(
@@ -273,12 +274,13 @@ class AsyncProcess(Handle):
         mode: PortMode | Literal["http", "tcp"] = PortMode.HTTP,
         path: str = "/",
         status: StatusGiven = OK_STATUS,
-        timeout: Duration | None = None,
+        timeout: Duration | None = PORT_SECONDS,
     ) -> AsyncProcess:
         """Wait until something inside takes connections on `port`, and with mode="http" answers GET `path`.
 
         `status` is the one that counts, or the lowest and the highest. PROCESS_READY_TIMEOUT, which is a TimeoutError,
-        when the time is up; PROCESS_EXITED_BEFORE_READY if the process and all it started ended before.
+        when the time is up, which is never with None; it says what was there at last. PROCESS_EXITED_BEFORE_READY if
+        the process and all it started ended before.
         """
         lowest, highest = _checked_status(status)
         if not isinstance(path, str):

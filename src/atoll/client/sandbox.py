@@ -203,8 +203,9 @@ class AsyncSandbox(Handle, AsyncInSession, AsyncPromised):
         await self._sandbox.destroy()
 
     async def set_env_vars(self, env: Environment) -> None:
-        """Variables for every command and session from now on. None as a value takes one away.
+        """Variables of the sandbox and its default session from now on. None as a value takes one away.
 
+        Another session keeps what it was given itself, or has exported or unset, and takes the rest.
         A name is one that a shell can have: letters, digits and underscores, no digit first.
         """
         check_environment(env)

@@ -15,6 +15,7 @@ from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.processes import AsyncProcesses
 from atoll.client.terminals import AsyncTerminals
 from atoll.protocol.arguments import Directory, check_directory, check_lasting_variables
+from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import parse_session_id
 from atoll.protocol.sessions import (
@@ -23,6 +24,7 @@ from atoll.protocol.sessions import (
     ListSessions,
     SessionInfo,
     SessionRequest,
+    SetEnvironment,
 )
 
 
@@ -40,6 +42,11 @@ class AsyncSession(Handle, AsyncInSession):
     @property
     def sandbox_id(self) -> str:
         return self._sandbox.id
+
+    async def set_env_vars(self, env: Environment) -> None:
+        """Variables of this session from now on, before the sandbox's. None as a value takes one away."""
+        check_environment(env)
+        await self._sandbox.ask(SetEnvironment(env=check_lasting_variables(env), session_id=self._session_id))
 
     async def delete(self) -> None:
         """End the shell and what runs in it. Background processes live on."""

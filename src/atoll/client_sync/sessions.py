@@ -16,6 +16,7 @@ from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.processes import Processes
 from atoll.client_sync.terminals import Terminals
 from atoll.protocol.arguments import Directory, check_directory, check_lasting_variables
+from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import parse_session_id
 from atoll.protocol.sessions import (
@@ -24,6 +25,7 @@ from atoll.protocol.sessions import (
     ListSessions,
     SessionInfo,
     SessionRequest,
+    SetEnvironment,
 )
 
 
@@ -41,6 +43,11 @@ class Session(Handle, InSession):
     @property
     def sandbox_id(self) -> str:
         return self._sandbox.id
+
+    def set_env_vars(self, env: Environment) -> None:
+        """Variables of this session from now on, before the sandbox's. None as a value takes one away."""
+        check_environment(env)
+        self._sandbox.ask(SetEnvironment(env=check_lasting_variables(env), session_id=self._session_id))
 
     def delete(self) -> None:
         """End the shell and what runs in it. Background processes live on."""

@@ -15,8 +15,10 @@ import msgspec
 
 from atoll.protocol.calls import MAX_SHOWN, Call, misbehaved, result
 from atoll.protocol.characters import Characters
-from atoll.protocol.errors import Context
+from atoll.protocol.durations import in_words
+from atoll.protocol.errors import AtollError, Context, ErrorCode, error
 from atoll.protocol.frames import Frame, FrameKind
+from atoll.protocol.printable import printable
 from atoll.protocol.said import Duration, ExitCode
 from atoll.protocol.sessions import DEFAULT_SESSION
 
@@ -39,8 +41,9 @@ class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exec(Call[ExecDone], frozen=True, kw_only=True, tag="exec"):
-    """Run a program, with no shell in between. In a session it waits for its turn and starts in its directory.
+    """Run a program, with no shell in between. In a session it runs at once, beside what its shell does.
 
+    It starts in the session's directory and with its variables, as the session's last command left them.
     `env` is added to the sandbox's own variables; None takes one away. With `stdin` the host sends INPUT frames,
     without it the program reads end of file at once. Past `max_output` bytes a stream is read on and dropped.
     """
@@ -65,7 +68,8 @@ class Exec(Call[ExecDone], frozen=True, kw_only=True, tag="exec"):
 class ExecShell(Call[ExecDone], frozen=True, kw_only=True, tag="exec_shell"):
     """Run a command in the persistent shell of a session, after those that were asked for before.
 
-    `cwd` and `env` hold for this command alone; None takes a variable away. The rest is as in Exec.
+    `cwd` and `env` hold for this command alone; None takes a variable away. `timeout` counts from the call: one whose
+    turn has not come by then is SESSION_BUSY, and nothing of it was done. The rest is as in Exec.
     """
 
     command: str
@@ -83,6 +87,21 @@ class ExecShell(Call[ExecDone], frozen=True, kw_only=True, tag="exec_shell"):
     @property
     def patience(self) -> float | None:
         return self.timeout
+
+
+def session_busy(call: ExecShell, other: str) -> AtollError:
+    """The error for a command whose time was up before its turn had come; `other` is what its session is doing."""
+    first, _, rest = other.strip().partition("\n")
+    doing = printable(first[:MAX_SHOWN]) + ("…" if rest or len(first) > MAX_SHOWN else "")
+    return error(
+        ErrorCode.SESSION_BUSY,
+        f"session {call.session_id!r} was busy for all of the {in_words(call.timeout or 0)} that this command had, "
+        f"with: {doing}",
+        remedy="Nothing ran. Give it more time, or another session; a list of words waits for nobody.",
+        session_id=call.session_id,
+        busy_with=doing,
+        timeout=call.timeout,
+    )
 
 
 def session_of(call: Call[Any]) -> str | None:

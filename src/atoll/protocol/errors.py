@@ -166,6 +166,10 @@ class ProcessTimeoutError(SandboxError, TimeoutError):
     """A background process did not get ready, or did not end, in the time it was given."""
 
 
+class SessionBusyError(SandboxError, TimeoutError):
+    """A command whose turn in its session did not come in the time it was given. Nothing of it was done."""
+
+
 class AgentLostError(SandboxError, ConnectionError):
     """A connection to an agent that broke."""
 
@@ -277,6 +281,7 @@ class ErrorCode(StrEnum):
     NOT_AVAILABLE_YET = "NOT_AVAILABLE_YET", NotAvailableYetError, 501, HOST
     SDK_TOO_OLD = "SDK_TOO_OLD", CallerError, 400, HOST
     # Something happened to, or inside, the sandbox.
+    SESSION_BUSY = "SESSION_BUSY", SessionBusyError, 504, AGENT, ETIMEDOUT
     PROCESS_LIMIT_REACHED = "PROCESS_LIMIT_REACHED", LimitReachedError, 429, AGENT
     TOO_MANY_SESSIONS = "TOO_MANY_SESSIONS", LimitReachedError, 429, AGENT
     TOO_MANY_PROCESSES = "TOO_MANY_PROCESSES", LimitReachedError, 429, AGENT

@@ -30,6 +30,7 @@ MAX_ENTRIES = 6_000  # of a part of a log, which is less than 80 KiB with 14 byt
 MAX_COMMANDS_LISTED = 250_000  # bytes of all commands in a list, which is one frame; and of all errors
 OK_STATUS = (200, 399)
 MAX_WAIT_PATH = 8192
+PORT_SECONDS = 60.0  # for which a port is waited for, if nothing else is said
 READY_LINES, READY_BYTES = 20, 4096  # of a log, in the error about a process that is not ready
 _PROCESS_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _SIGNALS = {name: int(number) for name, number in signal.Signals.__members__.items()}
@@ -98,8 +99,8 @@ class ProcessCall(Call[ProcessInfo], frozen=True, kw_only=True):
 class StartProcess(Call[ProcessInfo], frozen=True, kw_only=True, tag="start_process"):
     """It belongs to nobody: it lives on when its caller, its session or the server is gone.
 
-    `command` is a line for a shell of its own, or words that no shell touches. It starts in the session's directory,
-    with the sandbox's variables and those the session was created with. `timeout` counts from the first start.
+    `command` is a line for a shell of its own, or words that no shell touches. It starts in the session's directory
+    and with its variables, as its last command left them. `timeout` counts from the first start.
     """
 
     command: str | list[str]
@@ -312,17 +313,20 @@ def last_lines(data: bytes) -> str:
     return "\n".join(text.splitlines()[-READY_LINES:])
 
 
-def not_ready(process: ProcessInfo, condition: str, seconds: float | None, log: str) -> AtollError:
-    """Without a limit in `seconds` only an agent that misbehaves ends a wait."""
+def not_ready(
+    process: ProcessInfo, condition: str, seconds: float | None, log: str, seen: str | None = None
+) -> AtollError:
+    """Without a limit in `seconds` only an agent that misbehaves ends a wait. `seen` is what was there at last."""
     when = "before its agent ended the wait" if seconds is None else f"within {in_words(seconds)}"
     return error(
         ErrorCode.PROCESS_READY_TIMEOUT,
-        f"process {process.id!r} did not {condition} {when}{_as_ending(log)}",
+        f"process {process.id!r} did not {condition} {when}{f': at last {seen}' if seen else ''}{_as_ending(log)}",
         remedy="Look at its log, or give it more time with timeout=.",
         process_id=process.id,
         condition=condition,
         timeout=seconds,
         log=log,
+        **({} if seen is None else {"seen": seen}),
     )
 
 

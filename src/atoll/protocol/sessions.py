@@ -55,9 +55,15 @@ class ListSessions(Call[Sessions], frozen=True, kw_only=True, tag="list_sessions
 
 
 class SetEnvironment(Call[Sessions], frozen=True, kw_only=True, tag="set_environment"):
-    """Variables for every command and every session from now on; None takes one away."""
+    """Variables from now on; None takes one away. Of the sandbox and its default session, or of another session.
+
+    What another session was given itself, or has exported, it keeps when those of the sandbox are set.
+    """
+
+    fields_came_with = {"session_id": 2}
 
     env: dict[str, str | None]
+    session_id: str | None = None
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

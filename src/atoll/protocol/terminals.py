@@ -58,7 +58,7 @@ class CreateTerminal(Call[TerminalInfo], frozen=True, kw_only=True, tag="create_
     """Answered once its program runs.
 
     Without `shell` that is bash, or sh where there is none. `cwd` counts from the directory of the session, or from
-    /workspace. `env` is added to the sandbox's variables; None takes one away.
+    /workspace. `env` is added to the session's variables; None takes one away.
     """
 
     cols: int = DEFAULT_COLS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.agent.processes.operations import LogOperation, WaitForExitOperation, WaitForPortOperation
+from atoll.agent.sessions.beside import Answering, OnceKnown
 from atoll.protocol.processes import (
     CleanUpProcesses,
     GetProcess,
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 def register(calls: Calls, agent: Agent) -> None:
     loop, processes = agent.loop, agent.processes
-    calls.answers[StartProcess] = processes.start
+    calls.operations[StartProcess] = lambda call, owner: OnceKnown(
+        agent.sessions, call.session_id, owner, lambda: Answering(owner, lambda: processes.start(call))
+    )
     calls.answers[ListProcesses] = lambda call: ProcessList(processes=processes.list())
     calls.answers[GetProcess] = lambda call: processes.get(call.process_id).info
     calls.answers[CleanUpProcesses] = lambda call: ProcessCount(count=processes.clean_up())

@@ -16,4 +16,4 @@ def register(calls: Calls, agent: Agent) -> None:
     calls.answers[CreateSession] = sessions.create
     calls.answers[DeleteSession] = lambda call: sessions.delete(call.session_id)
     calls.answers[ListSessions] = lambda call: Sessions(sessions=sessions.list())
-    calls.answers[SetEnvironment] = lambda call: sessions.set_environment(call.env)
+    calls.answers[SetEnvironment] = sessions.set_environment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from atoll.agent.sessions.beside import OnceKnown
 from atoll.agent.terminals.terminals import Closing, Creation, Ending, Writing
 from atoll.agent.terminals.views import Viewer
 from atoll.protocol.terminals import (
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 def register(calls: Calls, agent: Agent) -> None:
     terminals = agent.terminals
-    calls.operations[CreateTerminal] = lambda call, owner: Creation(terminals, call, owner)
+    calls.operations[CreateTerminal] = lambda call, owner: OnceKnown(
+        agent.sessions, call.session_id, owner, lambda: Creation(terminals, call, owner)
+    )
     calls.operations[AttachTerminal] = lambda call, owner: Viewer(terminals.get(call.terminal_id), owner)
     calls.operations[WriteTerminal] = lambda call, owner: Writing(terminals.get(call.terminal_id), call.data, owner)
     calls.operations[WaitTerminal] = lambda call, owner: Ending(terminals.get(call.terminal_id), owner)

@@ -67,10 +67,15 @@ class CommandRunner:
         return PlainOperation(self, call, owner)
 
     def start(
-        self, call: Exec, streams: Streams, on_done: Callable[[ExecDone], None], base: str = DEFAULT_DIRECTORY
+        self,
+        call: Exec,
+        streams: Streams,
+        on_done: Callable[[ExecDone], None],
+        base: str = DEFAULT_DIRECTORY,
+        env: Environment | None = None,
     ) -> Command:
-        """Run `call`, whose directory counts from `base`."""
-        pid, pipes = self.spawn(call, base)
+        """Run `call`, whose directory counts from `base`, with `env` or else the sandbox's variables."""
+        pid, pipes = self.spawn(call, base, env)
         streams.open(pipes.stdout[0], pipes.stderr[0], self.reaper.reap)
         streams.open_input(pipes.stdin[1] if pipes.stdin else None)
         outputs = {pipe_name(pipes.stdout[0]), pipe_name(pipes.stderr[0])}
@@ -78,11 +83,11 @@ class CommandRunner:
         self.reaper.watch(pid, command.on_exit)
         return command
 
-    def spawn(self, call: Exec, base: str) -> tuple[int, Pipes]:
+    def spawn(self, call: Exec, base: str, env: Environment | None = None) -> tuple[int, Pipes]:
         """The pid of a new process, which the reaper must be told about in this turn of the loop, and its pipes."""
         with self.guard:
             pipes = Pipes(call.stdin)
-            pid = spawn(call, pipes, self.env, base)
+            pid = spawn(call, pipes, env or self.env, base)
             self.take_first(pid)
         return pid, pipes
 

@@ -39,6 +39,12 @@ class Environment:
         changed = {**self._variables, **changes}
         return {name: value for name, value in changed.items() if value is not None}
 
+    def changes_to(self, other: Environment) -> dict[str, str | None]:
+        """The changes that would make these of the other's variables."""
+        ours, theirs = self._variables, other._variables
+        missing: dict[str, str | None] = dict.fromkeys(theirs.keys() - ours.keys())
+        return missing | {name: value for name, value in ours.items() if theirs.get(name) != value}
+
 
 def variables_vector(variables: Mapping[str, str]) -> Vector:
     return make_vector([f"{name}={value}" for name, value in variables.items()])

@@ -50,7 +50,7 @@ from atoll.protocol.sessions import DEFAULT_SESSION
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from atoll.agent.commands.drains import Drains
     from atoll.agent.commands.process_tree import ProcessStat
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from atoll.agent.commands.spawn import Pipes
     from atoll.agent.operations import Owner
     from atoll.agent.processes.log import ProcessLog
-    from atoll.agent.sessions.sessions import SessionRegistry, StartingPoint
+    from atoll.agent.sessions.sessions import SessionRegistry
 
 MAX_RUNNING = 512
 MAX_OVER = 1000
@@ -96,8 +96,9 @@ class ProcessRegistry:
             message = f"the sandbox already has {MAX_RUNNING} background processes"
             remedy = "Kill those that are not needed any more."
             raise error(ErrorCode.TOO_MANY_PROCESSES, message, remedy=remedy, limit=MAX_RUNNING)
-        start = self._sessions.starting_point(call.session_id)
-        process = BackgroundProcess(self, process_id, call, start)
+        start = self._sessions.where_left(call.session_id)
+        run = to_exec(call, self._sessions.variables(call.session_id), self.runner)
+        process = BackgroundProcess(self, process_id, call, run, start.path)
         process.start(start.directory)
         if former:
             self._forget(former)
@@ -174,7 +175,9 @@ class BackgroundProcess:
     A thousand are kept, and with 30 attributes or more each would have a dictionary of its own, which is 1 KiB.
     """
 
-    def __init__(self, registry: ProcessRegistry, process_id: str, call: StartProcess, start: StartingPoint) -> None:
+    def __init__(
+        self, registry: ProcessRegistry, process_id: str, call: StartProcess, run: Exec, directory: str
+    ) -> None:
         self.id = process_id
         self.status = ProcessStatus.STARTING
         self.watchers: set[Callable[[], None]] = set()
@@ -184,8 +187,8 @@ class BackgroundProcess:
         self._policy = call.restart
         self._timeout = call.timeout
         self._command = shorten(call.command)
-        self._exec: Exec | None = to_exec(call, start, self._runner)
-        self._lasting_directory = start.path
+        self._exec: Exec | None = run
+        self._lasting_directory = directory
         self.log: ProcessLog = registry.logs.make_log()
         self._has_log = True
         self._start_time = datetime.now(UTC)
@@ -411,9 +414,9 @@ class LogPipes:
         return len(data or b"")
 
 
-def to_exec(call: StartProcess, start: StartingPoint, runner: CommandRunner) -> Exec:
-    """The command line: a shell for a line, the words themselves otherwise."""
-    env = {**start.env, **call.env}
+def to_exec(call: StartProcess, variables: Mapping[str, str | None], runner: CommandRunner) -> Exec:
+    """The command line: a shell for a line, the words themselves otherwise. `variables` are its session's."""
+    env = {**variables, **call.env}
     argv = call.command
     if isinstance(argv, str):
         if not argv.strip():

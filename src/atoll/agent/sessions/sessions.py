@@ -1,17 +1,22 @@
 """The sessions of a sandbox: each a persistent shell, or the promise of one, and a queue.
 
 Rules:
-1. Operations of one session run in turns (`turns.py`); sessions run side by side.
-2. One whose owner leaves while it waits is forgotten; one that runs is ended, and the session goes on at once.
+1. Lines for the shell of one session run in turns (`turns.py`); sessions run side by side. What needs no shell, a list
+   of words, runs at once (`beside.py`), where the session is and with its variables, as its last command left them.
+2. One whose owner leaves while it waits is forgotten; one that runs is ended, and the session goes on at once. One
+   whose time is up before its turn has come is SESSION_BUSY: nothing of it was done.
 3. The default session exists when it is first used. Any shell starts at its session's first command.
 4. When a shell ends, for whatever reason, the next command gets a new one with the state that was saved last. If that
    is older than the last answer, the command's result says by how many commands.
-5. To delete a session ends its shell and the command that runs in it; what was put in the background lives on.
+5. To delete a session ends its shell and what runs in it or beside it; what was put in the background lives on.
+6. Variables: what a call gives comes before what its session was given or has exported, that before the sandbox's. The
+   sandbox's own are also the default session's; another session takes a change of theirs where it has none of its own.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,9 +24,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from atoll.agent.commands.execution import CommandOperation
-from atoll.agent.commands.runner import Command
 from atoll.agent.commands.spawn import Environment, check_call, check_directory_name, check_words, enter
 from atoll.agent.resident import MAX_PACKET
+from atoll.agent.sessions.beside import ProgramOperation
+from atoll.agent.sessions.saved_state import MAX_STATE, exported
 from atoll.agent.sessions.shell import NOT_STARTED, Shell
 from atoll.agent.sessions.shell_command import CommandFiles, ShellCommand, write_lines
 from atoll.agent.sessions.shell_script import (
@@ -33,11 +39,14 @@ from atoll.agent.sessions.shell_script import (
     RESTORE,
     STATES,
     WORDS,
+    Change,
+    followed_by,
+    is_settled,
     is_variable_name,
     saved_number,
 )
 from atoll.agent.turns import Turns
-from atoll.protocol.commands import Exec, ExecDone, ExecShell
+from atoll.protocol.commands import Exec, ExecDone, ExecShell, session_busy
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import FrameKind
@@ -48,9 +57,11 @@ from atoll.protocol.sessions import (
     CreateSession,
     SessionInfo,
     Sessions,
+    SetEnvironment,
 )
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping
 
     from atoll.agent.commands.execution import Streams
@@ -60,14 +71,14 @@ if TYPE_CHECKING:
 
 MAX_SESSIONS = 64
 KILLED = 137  # by SIGKILL, as a shell counts
+FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS, MOST_LOOKS = 0.0005, 0.05, 40  # for a state to be saved: 1.5 seconds in all
 
 
 class StartingPoint(NamedTuple):
-    """A session's directory, as a way there that works now and as a path that lasts; and the variables it came with."""
+    """A session's directory, as a way there that works now and as a path that lasts."""
 
     directory: str
     path: str
-    env: Mapping[str, str | None]
 
 
 class SessionRegistry:
@@ -101,34 +112,66 @@ class SessionRegistry:
     def list(self) -> list[SessionInfo]:
         return [session.info for session in self._sessions.values()]
 
-    def set_environment(self, env: Mapping[str, str | None]) -> Sessions:
-        check_environment(env)
-        merged = self._runner.env.merged(env)
+    def set_environment(self, call: SetEnvironment) -> Sessions:
+        check_environment(call.env)
+        if call.session_id is not None:
+            self._opened(call.session_id).set_environment(call.env)
+            return Sessions(sessions=self.list())
+        former = self._runner.env
+        merged = former.merged(call.env)
         check_environment(merged)
         self._runner.env = Environment(merged)
-        for session in self._sessions.values():
-            session.set_environment(env)
+        for session_id, session in self._sessions.items():
+            if session_id == DEFAULT_SESSION:
+                session.set_environment(call.env)
+            else:
+                session.offer_environment(call.env, former.merged({}))
         return Sessions(sessions=self.list())
 
     def starting_point(self, session_id: str | None) -> StartingPoint:
         """Where something that a session starts begins. The default session need not exist for that."""
         if session_id in (None, DEFAULT_SESSION) and DEFAULT_SESSION not in self._sessions:
-            return StartingPoint(DEFAULT_DIRECTORY, DEFAULT_DIRECTORY, {})
+            return StartingPoint(DEFAULT_DIRECTORY, DEFAULT_DIRECTORY)
         return self._get(session_id or DEFAULT_SESSION).starting_point
+
+    def where_left(self, session_id: str | None) -> StartingPoint:
+        """The same as the session's last command left it, whatever runs now."""
+        session = self._sessions.get(session_id or DEFAULT_SESSION)
+        return session.where_left if session else self.starting_point(session_id)
+
+    def variables(self, session_id: str | None) -> dict[str, str | None]:
+        """What is different from the sandbox's variables for what such a session starts. To be asked when known."""
+        session = self._sessions.get(session_id or DEFAULT_SESSION)
+        return session.variables.changes_to(self._runner.env) if session else {}
+
+    def when_known(self, session_id: str | None, then: Callable[[], None]) -> Callable[[], None] | None:
+        """Have `then` called once the variables of a session are known, which takes a moment after a command of it.
+
+        Returns how to forget it; None if it was called at once.
+        """
+        session = self._sessions.get(session_id or DEFAULT_SESSION)
+        if session:
+            return session.when_known(then)
+        then()
+        return None
 
     def program(self, call: Exec, owner: Owner) -> Operation:
         return self._runner.operation(call, owner) if call.session_id is None else self.operation(call, owner)
 
-    def operation(self, call: Exec | ExecShell, owner: Owner) -> SessionOperation:
+    def operation(self, call: Exec | ExecShell, owner: Owner) -> Operation:
         match call:
             case Exec():
                 check_words(call)
+                return ProgramOperation(self._opened(call.session_id or DEFAULT_SESSION), call, owner)
             case ExecShell():
                 _check_command(call)
-        session_id = call.session_id or DEFAULT_SESSION
+                return SessionOperation(self._opened(call.session_id), call, owner)
+
+    def _opened(self, session_id: str) -> Session:
+        """A session that there is; the default one there always is."""
         if session_id == DEFAULT_SESSION and session_id not in self._sessions:
             self._add(CreateSession(session_id=session_id))
-        return SessionOperation(self._get(session_id), call, owner)
+        return self._get(session_id)
 
     def close(self) -> None:
         for session in self._sessions.values():
@@ -158,14 +201,16 @@ class SessionRegistry:
 
 
 class SessionOperation(CommandOperation):
-    """A command on its way through a session."""
+    """A line on its way through the shell of a session. Its time counts from when it came."""
 
-    def __init__(self, session: Session, call: Exec | ExecShell, owner: Owner) -> None:
+    def __init__(self, session: Session, call: ExecShell, owner: Owner) -> None:
         super().__init__(session.runner, call, owner)
         self.session = session
         self.call = call
         self.has_waited = False
-        self.execution: Command | ShellCommand | None = None
+        self.execution: ShellCommand | None = None
+        self._came = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         self.session.submit(self)
@@ -176,22 +221,41 @@ class SessionOperation(CommandOperation):
         if self.execution:
             self.execution.end()
         else:
+            self._stop_waiting()
             self.session.withdraw(self)
 
     def wait(self) -> None:
         self.has_waited = True
+        if self.call.timeout is not None:
+            self._timer = self.session.runner.loop.call_later(self.call.timeout, self._give_up)
         if self.streams.owner:
             self.streams.owner.send(FrameKind.WAITING)
 
-    def started(self, execution: Command | ShellCommand) -> None:
+    def turn_has_come(self) -> None:
+        """What it has waited for is not there any more for it to run."""
+        self._stop_waiting()
+        if self.has_waited and self.call.timeout is not None:
+            left = max(0.0, self.call.timeout - (time.monotonic() - self._came))
+            self.call = msgspec.structs.replace(self.call, timeout=left)
+
+    def started(self, execution: ShellCommand) -> None:
         self.execution = execution
         if self.has_waited and self.streams.owner:
             self.streams.owner.send(FrameKind.STARTED)
 
     def fail(self, cause: AtollError) -> None:
+        self._stop_waiting()
         self.streams.close()
         if self.streams.owner:
             self.streams.owner.fail(cause)
+
+    def _give_up(self) -> None:
+        self.session.withdraw(self)
+        self.fail(session_busy(self.call, self.session.busy_with))
+
+    def _stop_waiting(self) -> None:
+        if self._timer:
+            self._timer.cancel()
 
 
 class Session:
@@ -203,9 +267,10 @@ class Session:
         self.runner = runner
         self._on_move = on_move
         self._id = call.session_id
-        self._env = call.env
-        self._lasting: dict[str, str | None] = {}  # changes that the shell has not heard of yet
-        self._unsaved: dict[str, str | None] = {}  # those that it has, but which are not in its saved state
+        self._env: Mapping[str, str | None] = call.env
+        self._lasting: dict[str, Change] = {}  # changes that the shell has not heard of yet
+        self._unsaved: dict[str, Change] = {}  # those that it has, but which are not in its saved state
+        self._saved_by = 0  # the command in whose state they are
         self._directory = os.path.join(DEFAULT_DIRECTORY, call.cwd)
         self._created_at = datetime.now(UTC)
         self._files = files
@@ -215,6 +280,10 @@ class Session:
         self._shell: Shell | None = None
         self._keeps_all = False  # whether a shell that ends leaves all its state to the next
         self._turns = Turns(self._begin)
+        self._programs: set[ProgramOperation] = set()
+        self._variables: Environment | None = None  # once they are looked up, until they may be others
+        self._curious: list[Callable[[], None]] = []  # who waits for them to be known
+        self._look: asyncio.TimerHandle | None = None
 
     @property
     def info(self) -> SessionInfo:
@@ -227,7 +296,21 @@ class Session:
 
     @property
     def starting_point(self) -> StartingPoint:
-        return StartingPoint(self._where(), self._look_up_directory(), self._env)
+        return StartingPoint(self._where(), self._look_up_directory())
+
+    @property
+    def where_left(self) -> StartingPoint:
+        return StartingPoint(self._directory, self._directory) if self._is_under_way else self.starting_point
+
+    @property
+    def busy_with(self) -> str:
+        running = self._turns.current
+        return running.call.command if running else ""
+
+    @property
+    def _is_under_way(self) -> bool:
+        running = self._turns.current
+        return running is not None and running.execution is not None
 
     def submit(self, operation: SessionOperation) -> None:
         self._turns.submit(operation)
@@ -236,32 +319,101 @@ class Session:
         self._turns.withdraw(operation)
 
     def set_environment(self, env: Mapping[str, str | None]) -> None:
-        self._lasting.update({name: value for name, value in env.items() if is_variable_name(name)})
+        merged = {**self._env, **env}
+        check_environment(merged)
+        self._env = merged
+        self._lasting.update({name: Change(value) for name, value in env.items() if is_variable_name(name)})
+        self._variables = None
+
+    def offer_environment(self, env: Mapping[str, str | None], former: Mapping[str, str]) -> None:
+        """Variables of the sandbox, for who has none of its own; those were `former` before."""
+        offered = {name: value for name, value in env.items() if name not in self._env and is_variable_name(name)}
+        changes = {name: Change(value, gives_way=True, former=former.get(name)) for name, value in offered.items()}
+        self._lasting = followed_by(self._lasting, changes)
+        self._variables = None
+
+    # What its commands are given besides what they are called with.
+
+    @property
+    def variables(self) -> Environment:
+        """As its last command left them."""
+        if self._variables is None:
+            self._variables = Environment(self._look_up_variables())
+        return self._variables
+
+    def when_known(self, then: Callable[[], None]) -> Callable[[], None] | None:
+        if self._variables is not None or self._is_settled():
+            then()
+            return None
+        self._curious.append(then)
+        if self._look is None:
+            self._look_again(FIRST_LOOK_SECONDS, MOST_LOOKS)
+        return lambda: self._curious.remove(then) if then in self._curious else None
+
+    def _look_again(self, pause: float, left: int) -> None:
+        self._look = self.runner.loop.call_later(pause, self._look_at_state, min(2 * pause, LONGEST_LOOK_SECONDS), left)
+
+    def _look_at_state(self, pause: float, left: int) -> None:
+        """A shell that takes very long to save its state is not waited for: what was saved before is what counts."""
+        if left and not self._is_settled():
+            self._look_again(pause, left - 1)
+            return
+        self._look = None
+        _ = self.variables  # from now on they are known
+        curious, self._curious = self._curious, []
+        for then in curious:
+            then()
+
+    def _is_settled(self) -> bool:
+        """Whether no shell is about to save the state that its last command left."""
+        if self._shell is None or self._answered == self._restored:
+            return True
+        return any(is_settled(self._files.tail(name, LONGEST_COMPLETE), self._answered) for name in STATES)
+
+    def _look_up_variables(self) -> dict[str, str]:
+        number, name = self._newest_state()
+        if self._saved_in(name) is None:  # no shell of it has left any
+            return self.runner.env.merged(self._env)
+        given = self.runner.env.merged(self._env)
+        found = {name: value for name, value in given.items() if not is_variable_name(name)}
+        found |= exported(self._files.head(name, MAX_STATE))
+        told = {} if number >= self._saved_by else self._unsaved
+        for name, change in followed_by(told, self._lasting).items():
+            if change.is_for(found.get(name)):
+                found.pop(name, None)
+                found |= {} if change.value is None else {name: change.value}
+        return found
+
+    def program_started(self, program: ProgramOperation) -> None:
+        self._programs.add(program)
+
+    def program_ended(self, program: ProgramOperation) -> None:
+        self._programs.discard(program)
 
     def close(self) -> None:
         self._turns.dismiss(lambda: _deleted(self._id))
-        running = self._turns.current
-        match running.execution if running else None:
-            case ShellCommand() as command:
-                command.abort()
-            case Command() as command:
-                command.end()
+        if (running := self._turns.current) and running.execution:
+            running.execution.abort()
+        for program in tuple(self._programs):
+            program.end(_deleted(self._id))
+        if self._look:
+            self._look.cancel()
         if self._shell:
             self._shell.kill()
         self._files.close()
 
     def shell_answered(self, answer: bytes) -> None:
-        running = self._turns.current
-        if running and isinstance(running.execution, ShellCommand):
+        if (running := self._turns.current) and running.execution:
             running.execution.on_answer(answer)
 
     def shell_ended(self, exit_code: int) -> None:
         self._hear_last_words(exit_code)
         shell, self._shell = self._shell, None
         self._on_move()
-        self._lasting, self._unsaved = {**self._unsaved, **self._lasting}, {}
+        self._lasting, self._unsaved = followed_by(self._unsaved, self._lasting), {}
+        self._variables = None
         operation = self._turns.current
-        if not (operation and isinstance(operation.execution, ShellCommand)):
+        if not (operation and operation.execution):
             self._files.remove(LAST)  # no command asked for its end, as with TMOUT; so all is kept
             return
         if exit_code == NOT_STARTED and shell and not shell.is_ready:
@@ -289,15 +441,15 @@ class Session:
             self._files.remove(LAST)
 
     def _begin(self, operation: SessionOperation) -> None:
-        operation.started(self._start(operation))
+        operation.turn_has_come()
+        operation.started(self._start(operation.call, operation.streams))
 
     def _on_done(self, done: ExecDone) -> None:
         operation = self._turns.leave()
-        if operation and isinstance(operation.execution, ShellCommand):
-            self._answered += not done.session_ended
-            done = self._tell_losses(done, operation)
         if operation:
-            operation.done(done)
+            self._answered += not done.session_ended
+            self._variables = None
+            operation.done(self._tell_losses(done, operation))
         self._directory = self._look_up_directory()
         self._turns.go_on()
 
@@ -306,14 +458,7 @@ class Session:
             done, self._lost = msgspec.structs.replace(done, state_lost=self._lost), 0
         return done
 
-    def _start(self, operation: SessionOperation) -> Command | ShellCommand:
-        match operation.call:
-            case Exec() as call:
-                return self.runner.start(call, operation.streams, self._on_done, base=self._where())
-            case call:
-                return self._start_in_shell(call, operation.streams)
-
-    def _start_in_shell(self, call: ExecShell, streams: Streams) -> ShellCommand:
+    def _start(self, call: ExecShell, streams: Streams) -> ShellCommand:
         if call.cwd is not None:
             _check_directory(self._where(), call.cwd)
         shell = self._shell = self._shell or self._start_shell()
@@ -324,16 +469,20 @@ class Session:
         except AtollError:
             files.remove()
             raise
-        self._lasting, self._unsaved = {}, self._lasting
+        self._tell_changes()
         files.hand_outputs_to(streams)
         command = ShellCommand(self.runner, shell, call, files, streams, self._on_done)
         shell.send(*lines)
         shell.wake()
         return command
 
+    def _tell_changes(self) -> None:
+        """The shell was told of all changes, with the command that is about to begin."""
+        self._lasting, self._unsaved = {}, self._lasting
+        self._saved_by = self._answered + 1
+
     def _begin_again(self, operation: SessionOperation, command: ShellCommand) -> None:
         """The shell that ended had not come to the command, which therefore had no part in its end: so all is kept."""
-        assert isinstance(operation.call, ExecShell)
         self._files.remove(LAST)
         try:
             shell = self._shell = self._start_shell()
@@ -344,7 +493,7 @@ class Session:
             operation.fail(cause)
             self._turns.go_on()
             return
-        self._lasting, self._unsaved = {}, self._lasting
+        self._tell_changes()
         command.move_to(shell)
         shell.send(*lines)
         shell.wake()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from atoll.agent.commands.execution import Streams
     from atoll.agent.scratch import ScratchDirectory
     from atoll.agent.sessions.shell import Shell
+    from atoll.agent.sessions.shell_script import Change
     from atoll.protocol.commands import ExecDone, ExecShell
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.001, 0.05
@@ -85,7 +86,7 @@ class CommandFiles:
         return self._names[-1]
 
 
-def write_lines(call: ExecShell, shell: Shell, files: CommandFiles, lasting: Mapping[str, str | None]) -> list[str]:
+def write_lines(call: ExecShell, shell: Shell, files: CommandFiles, lasting: Mapping[str, Change]) -> list[str]:
     """Write the files of `call`; returns the lines that make the shell use them, and answer and save its state."""
     dialect = shell.dialect
     lines = [dialect.source_command(files.write("c", dialect.command(call.command, files.number, call.stdin)))]

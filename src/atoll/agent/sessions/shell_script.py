@@ -11,7 +11,7 @@ Rules for every line here:
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 READY, INPUT_OPENED, DROPPED = b"ready", b"input", b"dropped "
 ENDED, KEPT = b"ended", b"kept"  # the last words of a shell, with its status and directory; in the file WORDS
 _COMPLETE = re.compile(rb"#complete (\d{1,18})\n\Z")
+_LOST = re.compile(rb"#lost (\d{1,18})\n\Z")
 LONGEST_COMPLETE = 32  # bytes, with some to spare
 INTERRUPT_SIGNAL = 41  # a real-time signal that nobody uses
 
@@ -28,6 +29,30 @@ START, INIT, RESTORE, LAST, WORDS, GO = "start", "init", "restore", "last", "wor
 AFTER, STATES = "after", ("state", "state1")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Change(NamedTuple):
+    """A variable that a shell is told to set, or with None to unset.
+
+    One that `gives_way` is set only where the shell still has what it was given before, `former`.
+    """
+
+    value: str | None
+    gives_way: bool = False
+    former: str | None = None
+
+    def is_for(self, has: str | None) -> bool:
+        """Whether it is to be made by who has this value."""
+        return not self.gives_way or has == self.former
+
+
+def followed_by(first: Mapping[str, Change], then: Mapping[str, Change]) -> dict[str, Change]:
+    """Two sets of changes as one: who still has what the first would have changed is changed by the second."""
+    both = {**first, **then}
+    for name in first.keys() & then.keys():
+        if then[name].gives_way:
+            both[name] = first[name]._replace(value=then[name].value)
+    return both
 
 
 class Dialect(msgspec.Struct, frozen=True):
@@ -67,12 +92,10 @@ class Dialect(msgspec.Struct, frozen=True):
         run = f"{self.eval} {quote(text)} <&{self.input_fd} {outputs} {self.input_fd}<&-"
         return f"{{ {self.answer(INPUT_OPENED.decode())}; {run}; }} {self.input_fd}<{self.directory}/i{number}\n"
 
-    def before(
-        self, lasting: Mapping[str, str | None], env: Mapping[str, str | None], cwd: str | None, undo: str
-    ) -> str:
+    def before(self, lasting: Mapping[str, Change], env: Mapping[str, str | None], cwd: str | None, undo: str) -> str:
         """Sets what holds from now on, and what holds for one command, until the script `undo`."""
         lines = ["__atoll=$?", f"__atoll_undo={undo}"]
-        lines += [self._set(name, value) for name, value in lasting.items()]
+        lines += [self._change(name, change) for name, change in lasting.items()]
         for name, value in env.items():
             lines += [self.save_variable.replace("NAME", name), self._set(name, value)]
         if cwd is not None:
@@ -110,6 +133,13 @@ class Dialect(msgspec.Struct, frozen=True):
         """The same for one that was interrupted, perhaps while its state was saved."""
         return f"{self.answer(f'{DROPPED.decode()}{number}')}; {self.source_after(batch, number)}"
 
+    def _change(self, name: str, change: Change) -> str:
+        if not change.gives_way:
+            return self._set(name, change.value)
+        former = "" if change.former is None else f"x{change.former}"
+        condition = f'{self.call} test "${{{name}+x${{{name}-}}}}" = {quote(former)}'
+        return f"if {condition}; then {self._set(name, change.value)}; fi"
+
     def _set(self, name: str, value: str | None) -> str:
         unset = f"{self.call} unset {name}"
         return unset if value is None else f"{self.call} export {name}={quote(value)}"
@@ -142,6 +172,12 @@ def saved_number(end: bytes) -> int | None:
     return int(complete[1]) if complete else None
 
 
+def is_settled(end: bytes, number: int) -> bool:
+    """Whether a file that ends so has the state after command `number`, or says that it could not be saved."""
+    found = _COMPLETE.search(end) or _LOST.search(end)
+    return found is not None and int(found[1]) == number
+
+
 def is_variable_name(name: str) -> bool:
     """Whether a shell can have it; the kernel takes more."""
     return bool(_NAME.fullmatch(name))
@@ -165,12 +201,12 @@ done' EXIT
 
 # First the answer, for which somebody waits. Two files take turns, so that one is whole whenever the shell is killed:
 # the other's turn comes when this one is. What does not fit is not kept, and does not fill the place. The number at the
-# end says that a file is whole, and that it is not left over from the turn before.
+# end says that a file is whole, or will not be, and that it is not left over from the turn before.
 _AFTER = r"""@CALL printf '%s %s\0' "$__atoll_batch" "$__atoll" >&0
 {
 @DUMP
 } >|"@DIR/state${__atoll_odd:+1}" && __atoll_odd=${__atoll_odd:-11} && __atoll_odd=${__atoll_odd#1} ||
-@CALL : >|"@DIR/state${__atoll_odd:+1}"
+@CALL printf '#lost %s\n' "${__atoll_number:-0}" >|"@DIR/state${__atoll_odd:+1}"
 @MEND
 @WAIT
 @CALL return "$__atoll"

@@ -43,11 +43,11 @@ class TerminalRegistry:
     def start(self, call: CreateTerminal) -> tuple[Terminal, int]:
         """A terminal, and the pipe that says whether its program could be run."""
         self._check(call)
-        env = self._runner.env.merged({"TERM": TERM, **call.env})
+        env = self._runner.env.merged({"TERM": TERM, **self._sessions.variables(call.session_id), **call.env})
         path = env.get("PATH", os.defpath)
         words = to_words(call.shell) or [find_shell(path)[0]]
         try:
-            enter(self._sessions.starting_point(call.session_id).directory, call.cwd)
+            enter(self._sessions.where_left(call.session_id).directory, call.cwd)
             program = PtyProgram(find_program(words[0], path), words, env)
             started = program.start(self._runner, call.cols, call.rows)
         except AtollError:  # some are an OSError too

@@ -18,6 +18,7 @@ from atoll.protocol.errors import AtollError, Context
 from atoll.protocol.process_log import Dropped, Exited, LogEvent, LogEvents, LogFold, WholeLog, Written, portions
 from atoll.protocol.processes import (
     OK_STATUS,
+    PORT_SECONDS,
     CleanUpProcesses,
     GetProcess,
     KillAllProcesses,
@@ -71,7 +72,7 @@ class PortRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     path: str = "/"
     min_status: int = OK_STATUS[0]
     max_status: int = OK_STATUS[1]
-    timeout: float | str | None = None
+    timeout: float | str | None = PORT_SECONDS
 
 
 class ExitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from atoll.protocol.arguments import check_directory, check_lasting_variables
 from atoll.protocol.ids import parse_session_id
-from atoll.protocol.sessions import CreateSession, ListSessions, SessionInfo, SessionRequest, Sessions
+from atoll.protocol.sessions import CreateSession, ListSessions, SessionInfo, SessionRequest, Sessions, SetEnvironment
 from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.bodies import read_json
 from atoll.server.calls import ask
@@ -28,6 +28,13 @@ async def create_session(request: Request) -> Response:
     session_id = f"session-{uuid4().hex[:12]}" if asked.id is None else parse_session_id(asked.id)
     call = CreateSession(session_id=session_id, cwd=asked.cwd, env=check_lasting_variables(asked.env))
     return json_response(await sessions.create_session(actor_of(request), call, caller_of(request)), 201)
+
+
+async def set_variables(request: Request) -> Response:
+    session_id = parse_session_id(request.path_params["session_id"])
+    changes = check_lasting_variables(await read_json(request, dict[str, str | None]))
+    sessions = (await ask(request, SetEnvironment(env=changes, session_id=session_id))).sessions
+    return json_response(next(session for session in sessions if session.id == session_id))
 
 
 async def delete_session(request: Request) -> Response:
@@ -52,6 +59,16 @@ ROUTES = (
         tag="sessions",
         body=SessionRequest,
         answers={201: SessionInfo},
+    ),
+    ApiRoute(
+        method="PATCH",
+        path=SANDBOX + "/sessions/{session_id}/env",
+        handler=set_variables,
+        operation_id="set_session_variables",
+        summary="Variables of a session from now on; null takes one away",
+        tag="sessions",
+        body=dict[str, str | None],
+        answers={200: SessionInfo},
     ),
     ApiRoute(
         method="DELETE",
