@@ -19,12 +19,14 @@ from atoll.server.docs_page import page
 from atoll.server.openapi import document
 from atoll.server.problems import HANDLERS, json_response
 from atoll.server.routes import ROUTES, terminals
+from atoll.server.routes.relay import CALL
 from atoll.store.keys import Keys
 from atoll.supervisor.roster import Roster
 
 
 def make_app(roster: Roster, keys: Keys, hosts: tuple[str, ...] = ()) -> ASGIApp:
-    routes: list[BaseRoute] = [Route(route.path, route.endpoint, methods=[route.method]) for route in ROUTES]
+    by_use = sorted(ROUTES, key=lambda route: route.path != CALL)  # a path is compared with one after the other
+    routes: list[BaseRoute] = [Route(route.path, route.endpoint, methods=[route.method]) for route in by_use]
     routes += [Route("/openapi.json", get_openapi), Route("/docs", get_docs)]
     routes += [WebSocketRoute(terminals.PATH, terminals.view)]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)

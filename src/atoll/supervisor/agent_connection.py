@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, cast
 from atoll.protocol.calls import misbehaved
 from atoll.protocol.commands import Turn
 from atoll.protocol.errors import AgentMisbehavedError, AtollError, ErrorCode, error
+from atoll.protocol.files import is_about_files
 from atoll.protocol.frames import (
     QUEUEING,
     Frame,
@@ -145,13 +146,28 @@ class AgentConnection(asyncio.Protocol):
 
     async def wait_for_frame(self) -> None:
         while not self._frames:
-            if self._failure:
-                raise self._reason()
+            await self._wait()
+
+    async def frame_comes(self, seconds: float) -> bool:
+        """Whether there is a frame in so many seconds."""
+        if not self._frames:
+            alarm = asyncio.get_running_loop().call_later(seconds, self._wake)
+            try:
+                await self._wait()
+            finally:
+                alarm.cancel()
+        return bool(self._frames)
+
+    async def _wait(self) -> None:
+        """Until somebody wakes us. If that was the end of the connection, say so."""
+        if not self._failure:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+        if self._failure and not self._frames:
+            raise self._reason()
 
     async def next_frame(self) -> Frame:
         if not self._frames:
@@ -300,6 +316,33 @@ class AgentConnection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class Exchange:
+    """An exchange with an agent, on a connection that is kept for the next only if this one came to its end.
+
+    `more` are frames of input that go out with the call.
+    """
+
+    def __init__(self, link: AgentLink, message: bytes, session: str | None, more: bytes = b"") -> None:
+        self._link = link
+        self._message = message
+        self._session = session
+        self._more = more
+
+    async def __aenter__(self) -> AgentConnection:
+        if self._link.may_be_old:
+            await self._link.check(self._message)
+        return await self.begin()
+
+    async def begin(self) -> AgentConnection:
+        self._connection = await self._link.connection(is_about_files=is_about_files(self._message))
+        self._link.take(self._connection)
+        self._connection.begin(self._message, self._session, self._more)
+        return self._connection
+
+    async def __aexit__(self, *_: object) -> None:
+        self._link.take_back(self._connection)
 
 
 async def first_frame(agent: AgentConnection) -> None:

@@ -32,11 +32,10 @@ import msgspec
 from atoll.engine.base import Capability
 from atoll.protocol.agents import Ping, Pong
 from atoll.protocol.calls import Answer, Call, encode_call, result
-from atoll.protocol.commands import CommandFold, CommandOutput, Exec, ExecShell, session_in, session_of
+from atoll.protocol.commands import CommandFold, CommandOutput, Exec, ExecShell, session_of
 from atoll.protocol.errors import ErrorCode, error
-from atoll.protocol.files import is_about_files
 from atoll.protocol.versions import PROTOCOL_VERSION, version_needed
-from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_connection import AgentConnection, Exchange
 from atoll.supervisor.agent_failures import WHEN_ENDED, too_old, unreachable
 from atoll.supervisor.descriptors import has_room, is_reserved, no_room
 from atoll.supervisor.patience import Patience
@@ -125,14 +124,9 @@ class AgentLink:
             async with connection.fed(stdin):
                 return await collect(connection, call)
 
-    def operation(self, call: Call[Any] | bytes, more: bytes = b"") -> Exchange:
-        """A connection on which `call` has been sent, as a context manager. A client's stays as it came: bytes.
-
-        `more` are frames of its input that are sent with it.
-        """
-        if isinstance(call, bytes):
-            return Exchange(self, call, session_in(call), more)
-        return Exchange(self, encode_call(call), session_of(call), more)
+    def operation(self, call: Call[Any]) -> Exchange:
+        """A connection on which `call` has been sent, as a context manager."""
+        return Exchange(self, encode_call(call), session_of(call))
 
     @property
     def may_be_old(self) -> bool:
@@ -151,7 +145,7 @@ class AgentLink:
     async def _ask_protocol(self) -> int:
         """By a call that every agent knows."""
         question = Ping()
-        connection = await Exchange(self, encode_call(question), None, b"").begin()
+        connection = await Exchange(self, encode_call(question), None).begin()
         try:
             return result(question, await connection.next_of_answer(Patience(ANSWER_GRACE))).protocol_version
         finally:
@@ -268,30 +262,6 @@ def check_room() -> None:
 def let_all_idle_go() -> None:
     for link in list(everyone):
         link.let_idle_go(0)
-
-
-class Exchange:
-    """An exchange with an agent, on a connection that is kept for the next only if this one came to its end."""
-
-    def __init__(self, link: AgentLink, message: bytes, session: str | None, more: bytes) -> None:
-        self._link = link
-        self._message = message
-        self._session = session
-        self._more = more
-
-    async def __aenter__(self) -> AgentConnection:
-        if self._link.may_be_old:
-            await self._link.check(self._message)
-        return await self.begin()
-
-    async def begin(self) -> AgentConnection:
-        self._connection = await self._link.connection(is_about_files=is_about_files(self._message))
-        self._link.take(self._connection)
-        self._connection.begin(self._message, self._session, self._more)
-        return self._connection
-
-    async def __aexit__(self, *_: object) -> None:
-        self._link.take_back(self._connection)
 
 
 async def collect(connection: AgentConnection, call: Exec | ExecShell) -> CommandOutput:

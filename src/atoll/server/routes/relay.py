@@ -26,6 +26,7 @@ from functools import partial
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from atoll.protocol.commands import session_in
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import (
     FRAMES,
@@ -40,10 +41,11 @@ from atoll.protocol.messages import encode_message
 from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.connections import Body, Departure, Wire, departure_of, wire_of
 from atoll.server.problems import log_if_ours, problem_response
-from atoll.supervisor.agent_connection import AgentConnection
+from atoll.supervisor.agent_connection import AgentConnection, Exchange
 from atoll.supervisor.agent_link import AgentLink
 from atoll.supervisor.roster import Roster
 
+CALL = SANDBOX + "/call"
 BATCH_BYTES = 256 * 1024
 SMALL_INPUT, SMALL_FRAMES = 128 * 1024, 16  # go to the agent in one piece with their call
 BATCH_FRAMES = 1024  # in one piece of an answer: each takes more memory than what it holds, if that is little
@@ -80,11 +82,19 @@ class Relay:
 
 
 async def exchange(message: bytes, requests: Requests, answer: Answer, link: AgentLink) -> None:
-    async with link.operation(message, requests.take_small_input()) as agent:
+    async with Exchange(link, message, session_in(message), requests.take_small_input()) as agent:
         # What the client sends is not read while its standard input is backed up; its departure must be seen.
         with requests.departure.calls(agent.abort):
-            async with requests.fed_to(agent):
-                await answer.pass_on(agent, requests)
+            try:
+                if requests.is_over:
+                    await answer.pass_on(agent, requests)
+                else:
+                    async with requests.fed_to(agent):
+                        await answer.pass_on(agent, requests)
+            except AtollError:
+                if requests.departure.has_happened:
+                    raise ClientDisconnect from None
+                raise
 
 
 class Requests:
@@ -144,19 +154,16 @@ class Requests:
     @asynccontextmanager
     async def fed_to(self, agent: AgentConnection) -> AsyncIterator[None]:
         """Pieces go on to `agent` beside what is done in the block."""
-        feeder = None if self.is_over else asyncio.create_task(self.feed(agent))
+        feeder = asyncio.create_task(self.feed(agent))
         try:
             yield
         except AtollError:
-            if feeder and feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
+            if feeder.done() and (cause := feeder.exception()):  # which is why the agent was left
                 raise cause from None
-            if self.departure.has_happened:
-                raise ClientDisconnect from None
             raise
         finally:
-            if feeder:
-                feeder.cancel()
-                await asyncio.gather(feeder, return_exceptions=True)
+            feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
 
     async def feed(self, agent: AgentConnection) -> None:
         """Standard input, as it comes."""
@@ -207,14 +214,9 @@ class Answer:
         await self._end(encode_frame(FrameKind.FAILED, encode_message(problem.to_body())))
 
     async def _begin_unless_quick(self, agent: AgentConnection, requests: Requests) -> None:
-        while not self.has_begun:
-            try:
-                async with asyncio.timeout(BEGIN_SECONDS):
-                    await agent.wait_for_frame()
-                return
-            except TimeoutError:
-                if requests.is_over:
-                    await self._begin(None)
+        while not self.has_begun and not await agent.frame_comes(BEGIN_SECONDS):
+            if requests.is_over:
+                await self._begin(None)
 
     async def _next_batch(self, agent: AgentConnection) -> tuple[list[bytes], bool]:
         """All frames that have come, and whether the last of the operation is among them."""
@@ -249,7 +251,7 @@ class Answer:
 ROUTES = (
     ApiRoute(
         method="POST",
-        path=SANDBOX + "/call",
+        path=CALL,
         handler=Relay(),
         operation_id="call_agent",
         summary="What the SDK uses: a call to the agent and its answer, in frames",
