@@ -11,7 +11,7 @@ import pytest
 
 from atoll.agent.files import writing as file_writing
 from atoll.agent.files.trees import copy_tree
-from atoll.agent.files.writing import NewFile, Place, copy_content, make_directories, write_all
+from atoll.agent.files.writing import LARGE, NewFile, Place, copy_content, make_directories, write_all
 
 
 @pytest.fixture(params=[True, False], ids=["nameless", "named"])
@@ -85,3 +85,24 @@ def test_a_copy_has_the_same_bytes_and_the_same_holes(tmp_path: Path) -> None:
         copy_content(file.fileno(), target.fileno(), 20 * 2**20)
     assert copy.read_bytes() == source.read_bytes()
     assert copy.stat().st_blocks <= source.stat().st_blocks
+
+
+def test_who_is_to_close_a_large_file_that_was_replaced_can_do_it_later(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    for size in (1, LARGE, LARGE + 1):
+        target.write_bytes(b"x" * size)
+        before = set(os.listdir("/proc/self/fd"))
+        with Place(os.fsencode(target)) as place, NewFile(place, None) as file:
+            write_all(file.fd, b"new")
+            file.appear()
+            replaced = file.take_replaced()
+        assert target.read_bytes() == b"new"
+        assert (replaced is not None) == (size >= LARGE)
+        if replaced is not None:
+            assert (os.fstat(replaced).st_size, os.fstat(replaced).st_nlink) == (size, 0)
+            os.close(replaced)
+        assert set(os.listdir("/proc/self/fd")) == before
+    target.write_bytes(b"x" * LARGE)
+    with Place(os.fsencode(target)) as place, NewFile(place, None) as file:
+        file.appear()
+    assert set(os.listdir("/proc/self/fd")) == before

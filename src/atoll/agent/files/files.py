@@ -223,6 +223,7 @@ def write_file(call: WriteFile, path: bytes, port: HostPort) -> FileInfo:
                 for data in port.receive():
                     write_all(file.fd, data)
             file.appear(exclusive=call.exclusive, sync=call.sync)
+            port.close_after_answer(file.take_replaced())
             return describe(path, os.fstat(file.fd))
 
 

@@ -5,6 +5,7 @@ It does not block, since PID 1 has the same one in its event loop; so whoever wa
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from contextlib import suppress
@@ -43,6 +44,7 @@ class HostPort:
         self._unsent = bytearray()
         self._received = memoryview(unread)
         self._left = 0  # of the payload that is being received
+        self._to_be_closed: int | None = None
 
     @property
     def fd(self) -> int:
@@ -65,6 +67,16 @@ class HostPort:
             self._progress.phase = Phase.ANSWERING
             self._send_all(self._unsent)
             self._unsent.clear()
+
+    def close_after_answer(self, fd: int | None) -> None:
+        """Have a descriptor closed when nobody waits any more, as that takes the kernel a while."""
+        self._to_be_closed = fd
+
+    def tidy_up(self) -> None:
+        """After an answer."""
+        if self._to_be_closed is not None:
+            os.close(self._to_be_closed)
+            self._to_be_closed = None
 
     def send_data(self, data: bytes | memoryview) -> None:
         """A DATA frame, which is not copied if it is large, or as many as it takes."""

@@ -121,6 +121,7 @@ class WorkerProcess:
         except Exception as cause:  # ours, or memory ran out: the one who asked shall hear of it
             message = f"{type(cause).__name__}: {cause!s:.200}"
             self._fail(error(ErrorCode.INTERNAL_ERROR, message, remedy="Report this."), call, port)
+        port.tidy_up()
 
     def _fail(self, cause: AtollError, call: AnyCall, port: HostPort) -> None:
         port.send_last(FrameKind.FAILED, encode_message(cause.about(**call.subject).to_body()))

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 MAX_LINKS = 40  # as many as the kernel follows
 NEW_FILE_MODE, NEW_DIRECTORY_MODE = 0o644, 0o755
 COPIED_AT_ONCE = 2**27
+LARGE = 32 * 1024
 
 _PARENT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_KEEPING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 _NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.ETXTBSY)
 _IN_PLACE = os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -84,13 +86,16 @@ class Place:
 class NewFile:
     """Content on its way to a place, where `appear` puts it. Without that it vanishes.
 
-    A file that is there and keeps nothing, such as a device or a file in /proc, is written as it is.
+    A file that is there and keeps nothing, such as a device or a file in /proc, is written as it is. To let go of a
+    large one that is replaced takes the kernel half a millisecond for each MiB. Nobody needs to wait for that:
+    `take_replaced` gives it to whoever closes it later.
     """
 
     def __init__(self, place: Place, mode: int | None) -> None:
         self.path = place.path
         self._place = place
         self._name: bytes | None = None  # of the temporary file, while it has one
+        self._replaced: int | None = None  # a descriptor that keeps what was there, if that is large
         self.is_in_place = _is_written_in_place(place)
         self._mode = mode
         self.fd = self._open_in_place() if self.is_in_place else self._make()
@@ -100,9 +105,16 @@ class NewFile:
 
     def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, at: TracebackType | None) -> None:
         os.close(self.fd)
+        if (replaced := self.take_replaced()) is not None:
+            os.close(replaced)
         if self._name:
             with suppress(OSError):
                 os.unlink(self._name, dir_fd=self._place.directory)
+
+    def take_replaced(self) -> int | None:
+        """A descriptor that is all that is left of what was there before, if that was large."""
+        replaced, self._replaced = self._replaced, None
+        return replaced
 
     def appear(self, *, exclusive: bool = False, sync: bool = False) -> None:
         if not self.is_in_place:
@@ -163,6 +175,9 @@ class NewFile:
             name = temporary_name()
             self._link(name)
             self._name = name
+        if place.found and place.found.st_size >= LARGE:
+            with suppress(OSError):
+                self._replaced = os.open(place.name, _KEEPING, dir_fd=place.directory)
         os.rename(self._name, place.name, src_dir_fd=place.directory, dst_dir_fd=place.directory)
         self._name = None
 
@@ -271,8 +286,8 @@ def _is_written_in_place(place: Place) -> bool:
 
 
 def is_unreal(status: os.stat_result) -> bool:
-    """Whether it is a file that the kernel makes up."""
-    return any(status.st_dev == os.stat(root).st_dev for root in (b"/proc", b"/sys"))
+    """Whether it is a file that the kernel makes up: such takes no place anywhere."""
+    return not status.st_blocks and any(status.st_dev == os.stat(root).st_dev for root in (b"/proc", b"/sys"))
 
 
 def _sync_directory(directory: int) -> None:
