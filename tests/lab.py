@@ -35,6 +35,9 @@ NAMES = {
     "mapped.example.org": [["::ffff:127.0.0.1"]],
     "host.example.org": [[HOST]],
     "documented.example.org": [[DOCUMENTED]],
+    "rebinding.example.org": [[PUBLIC], ["127.0.0.1"], [PUBLIC], [HOST], [PUBLIC], [PRIVATE]],
+    "secret.tunnel.example": [[OTHER]],
+    "another.tunnel.example": [[OTHER]],
     "long.example.org": [[PUBLIC] * 30],
 }
 
@@ -71,7 +74,10 @@ class Lab:
     @property
     def gateway(self) -> tuple[str, ...]:
         """What Python is told to run as a gateway that is here."""
-        return (str(HERE / "lab_gateway.py"), str(self.host.process.pid), "")
+        return self.gateway_without()
+
+    def gateway_without(self, *defences: str) -> tuple[str, ...]:
+        return (str(HERE / "lab_gateway.py"), str(self.host.process.pid), ",".join(defences))
 
     def forget(self) -> None:
         self.host.forget()

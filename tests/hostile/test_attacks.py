@@ -28,8 +28,9 @@ PREPARED = f"{READY} to hoard\n"
 SLOWER = 3.0  # than when all is quiet: what a neighbour has to put up with
 
 HEAVY = [attack for attack in ATTACKS if attack.family is Family.RESOURCES]
-LIGHT = [attack for attack in ATTACKS if attack not in HEAVY]
-BY_DEFENCES = sorted(ATTACKS, key=lambda attack: attack.defences)  # as each set of them costs a nursery
+BEHIND_GATEWAY = [attack for attack in ATTACKS if attack.family is Family.NETWORK]  # in test_network_attacks.py
+LIGHT = [attack for attack in ATTACKS if attack not in HEAVY + BEHIND_GATEWAY]
+BY_DEFENCES = sorted(HEAVY + LIGHT, key=lambda attack: attack.defences)  # as each set of them costs a nursery
 LAST_LINES = [
     (attack, remaining) for attack in BY_DEFENCES if len(attack.defences) > 1 for remaining in attack.defences
 ]

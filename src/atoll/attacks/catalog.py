@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.attacks import files, neighbours, processes, resources, system_calls
+from atoll.attacks import files, neighbours, network, processes, resources, system_calls
 from atoll.attacks.record import Attack
 
 ATTACKS: tuple[Attack, ...] = (
@@ -11,4 +11,5 @@ ATTACKS: tuple[Attack, ...] = (
     *processes.ATTACKS,
     *neighbours.ATTACKS,
     *resources.ATTACKS,
+    *network.ATTACKS,
 )

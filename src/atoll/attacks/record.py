@@ -25,6 +25,7 @@ class Family(StrEnum):
     PROCESSES = "processes"
     NEIGHBOURS = "neighbours"
     RESOURCES = "resources"
+    NETWORK = "network"
 
 
 class Defence(StrEnum):
@@ -64,6 +65,13 @@ class Defence(StrEnum):
     PTY_LIMIT = "pty-limit"
     FILE_MAX = "file-max"  # of open files the machine allows more than fit into any sandbox's memory
     DISK_QUOTA = "disk-quota"
+    # The gateway's
+    PUBLIC_ONLY = "public-only"  # an address that is not public is reached by no rule without one
+    OWN_ADDRESSES = "own-addresses"  # nor one of the host's by any
+    ONE_LOOKUP = "one-lookup"  # what was judged is what is connected to
+    SERVER_NAME = "server-name"  # over TLS the same name is asked for
+    PORTS = "ports"
+    OWN_ANSWERS = "own-answers"  # no question of DNS leaves the machine before somebody connects
 
 
 class Evidence(StrEnum):
