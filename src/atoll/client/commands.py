@@ -33,7 +33,7 @@ Environment = Mapping[str, str | None]
 
 
 class AsyncCommands:
-    """What a sandbox and a session have in common: commands, run in one shell."""
+    """The commands of a sandbox or a session, run in one shell."""
 
     def __init__(self, sandbox: RemoteSandbox, session_id: str = DEFAULT_SESSION) -> None:
         self._sandbox = sandbox
@@ -154,7 +154,7 @@ class AsyncCommandStream(AsyncFeed[ExecEvent]):
         self._take(await self._frames.next())
 
     async def _fail(self, failure: AtollError) -> None:
-        """It is an event first, and raised when another is asked for."""
+        """A failure is an event first, and raised when another is asked for."""
         if self._failure:
             await super()._fail(failure)
         self._failure = failure
@@ -251,7 +251,7 @@ def _pieces(stdin: Iterable[str | Bytes]) -> Iterator[bytes]:
 
 
 def _take_buffered(stdin: io.BufferedReader) -> bytes:
-    """What has been read ahead of whoever reads it, without waiting for more."""
+    """The bytes that a reader has read ahead of whoever reads it, without waiting for more."""
     if sys.platform == "win32":  # where a thread reads
         return b""
     blocks = os.get_blocking(stdin.fileno())
@@ -277,7 +277,7 @@ def _as_it_comes(stdin: io.FileIO, first: bytes = b"") -> Iterator[bytes | NotYe
 
 
 def _pumped(stdin: io.FileIO | io.BufferedReader) -> Iterator[bytes | NotYet]:
-    """The same where only sockets can be waited for, as on Windows: a thread moves it into one.
+    """Standard input where only sockets can be waited for, as on Windows: a thread moves it into one.
 
     What it has read ahead when the command is done is lost.
     """

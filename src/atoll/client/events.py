@@ -1,4 +1,4 @@
-"""What happens to a sandbox as it goes on: its timeline, and its connections."""
+"""The events of a sandbox as they happen: its timeline, and its connections."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AsyncSentEvents(AsyncFeed[T], Generic[T]):
 
 
 class AsyncEventStream(AsyncSentEvents[SandboxEvent]):
-    """What has happened, then what happens. Ends when it is closed, dropped, or the sandbox is destroyed."""
+    """A sandbox's timeline, so far and from then on. Ends when it is closed, dropped, or the sandbox is destroyed."""
 
     def __init__(self, sandbox: RemoteSandbox, since: int) -> None:
         super().__init__(sandbox, f"/events?since={since}", SandboxEvent)

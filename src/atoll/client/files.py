@@ -54,7 +54,7 @@ Patterns = str | Iterable[str]
 
 
 class AsyncFiles:
-    """What a sandbox and a session have in common: files. A relative path counts from the session's directory.
+    """The files of a sandbox, for it or a session. A relative path counts from the session's directory.
 
     Paths are text, bytes or path objects. Names that are not UTF-8 are text as the `os` module has it, with lone
     surrogates, and can be given back as they came.
@@ -216,7 +216,7 @@ class AsyncFiles:
         return await self._sandbox.ask(call)
 
     async def move_file(self, source_path: Path, destination_path: Path) -> FileInfo:
-        """The same as mv: a destination that is a directory takes it in. Also from one file system to another."""
+        """Moves as mv does: a destination that is a directory takes it in. Also from one file system to another."""
         source, target = to_raw_path(source_path), to_raw_path(destination_path)
         call = MoveFile(source=source, target=target, session_id=self._session_id, into_directory=True)
         return await self._sandbox.ask(call)
@@ -227,7 +227,7 @@ class AsyncFiles:
         return await self._sandbox.ask(CopyFile(source=source, target=target, session_id=self._session_id))
 
     async def list_files(self, path: Path, recursive: bool = False, include_hidden: bool = False) -> list[FileInfo]:
-        """What is in a directory, sorted by name, and with `recursive` in all below it. Links are not followed.
+        """The entries of a directory, sorted by name, with `recursive` those of all below it. Links are not followed.
 
         Names that begin with a dot are left out, unless `include_hidden`.
         """
@@ -263,7 +263,7 @@ class AsyncFiles:
         return True
 
     async def stat(self, path: Path, *, follow_symlinks: bool = True) -> FileInfo:
-        """What there is: type, size, mode, owner, time of the last change."""
+        """The type, size, mode, owner and time of the last change of a file."""
         follow = check_flag(follow_symlinks, "follow_symlinks")
         call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow)
         return await self._sandbox.ask(call)
@@ -280,7 +280,7 @@ class AsyncFiles:
         include: Patterns | None = None,
         exclude: Patterns | None = None,
     ) -> AsyncFileWatch:
-        """What changes at a path, as it changes. Once the block is entered, nothing is missed.
+        """The changes at a path, as they happen. Once the block is entered, none is missed.
 
             async with sandbox.watch("/workspace", include="*.py", exclude=".git") as changes:
                 async for change in changes:

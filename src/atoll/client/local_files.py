@@ -90,7 +90,7 @@ class LocalTarget:
         self._file = os.fdopen(descriptor, "wb")
 
     def take_map(self, file_map: FileMap) -> None:
-        """What is written from now on belongs where this says. A size that no file can have here is an error now."""
+        """A map says where the bytes written from now on belong. A size that no file can have here is an error now."""
         if flaw := flaw_in(file_map):
             raise misbehaved(f"the map of a file is wrong: {flaw}")
         with told(self.path, is_made=True):
@@ -140,7 +140,7 @@ class LocalTree:
 
     @property
     def done(self) -> FileDone:
-        """What was read of it so far."""
+        """The answer for what was read so far."""
         packer = self._packer
         return FileDone(count=packer.count, left_out=packer.left_out, left_out_names=packer.left_out_names)
 
@@ -260,7 +260,7 @@ def _noun(mode: int) -> str:
 
 @contextmanager
 def told(path: bytes, *, is_made: bool = False) -> Iterator[None]:
-    """What goes wrong on this side is told as such. Of what is made there, only its own name is the user's."""
+    """Errors of this side are told as such. Of what is made here, only its own name is the user's."""
     try:
         yield
     except AtollError:  # some of which are an OSError

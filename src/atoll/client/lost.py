@@ -10,7 +10,7 @@ from atoll.protocol.sandboxes import AdoptRequest, LostList, LostSandbox, Sandbo
 
 
 async def list_lost_sandboxes_async(*, url: str | None = None, api_key: str | None = None) -> list[LostSandbox]:
-    """Those that are kept, with the reason why they are no sandboxes."""
+    """The lost sandboxes that are kept, with the reason why they are none."""
     return (await find_server(url, api_key).ask("GET", "/v1/lost", LostList)).lost
 
 

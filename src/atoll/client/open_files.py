@@ -40,7 +40,7 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
         return self._fold.info
 
     async def begin(self) -> FileInfo:
-        """What it is that is read. Fails if it cannot be."""
+        """The file that is read: its size, type and the rest. Fails if it cannot be read."""
         async with self._lock.turn():
             self._check_uninterrupted()
             if self._is_over and self.info is None:
@@ -170,7 +170,7 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
         return self._take(len(self._ahead) if wanted is None else wanted)
 
     async def read1(self, size: int = -1) -> bytes:
-        """What is at hand, or comes next."""
+        """The bytes at hand, or those that come next."""
         async with self._lock.turn():
             self._check_open()
             if not self._ahead:

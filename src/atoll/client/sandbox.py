@@ -105,7 +105,7 @@ def get_async_sandbox(
 
 
 class SandboxArguments(TypedDict, total=False):
-    """What `get_async_sandbox` takes besides the id."""
+    """The arguments of `get_async_sandbox` besides the id."""
 
     image: str | None
     sleep_after: Duration
@@ -231,19 +231,19 @@ class AsyncSandbox(Handle, AsyncInSession, AsyncPromised):
         await self._sandbox.request("POST", SandboxInfo, path="/wake")
 
     async def set_sleep_after(self, sleep_after: Duration) -> None:
-        """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
+        """Sets for how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
         await self._change(UpkeepChanges(sleep_after=parse_duration(sleep_after, "sleep_after")))
 
     async def set_keep_alive(self, keep_alive: bool) -> None:
-        """Whether it stays awake however long nobody uses it."""
+        """Keeps it awake however long nobody uses it, or no longer."""
         await self._change(UpkeepChanges(keep_alive=check_flag(keep_alive, "keep_alive")))
 
     async def set_stop_after(self, stop_after: Duration | None) -> None:
-        """For how long it sleeps before it is stopped, which frees its memory; None for ever."""
+        """Sets for how long it sleeps before it is stopped, which frees its memory; None for ever."""
         await self._change(UpkeepChanges(stop_after=parse_lasting("stop_after", stop_after)))
 
     async def set_ttl(self, ttl: Duration | None) -> None:
-        """For how long it lives, from when it was made; None for ever. One that is older is destroyed at once."""
+        """Sets for how long it lives, from when it was made; None for ever. One that is older is destroyed at once."""
         await self._change(UpkeepChanges(ttl=parse_lasting("ttl", ttl)))
 
     async def set_limits(
@@ -255,7 +255,7 @@ class AsyncSandbox(Handle, AsyncInSession, AsyncPromised):
         disk: int | str | None = None,
         pids: int | None = None,
     ) -> None:
-        """How much of the machine it may use from now on, also while it runs: all limits, single ones, or both.
+        """Sets how much of the machine it may use from now on, also while it runs: all limits, single ones, or both.
 
         What is not given stays as it is. LIMIT_IN_USE, and nothing is changed, where more memory or disk is in use.
         """
@@ -263,12 +263,12 @@ class AsyncSandbox(Handle, AsyncInSession, AsyncPromised):
         await self._sandbox.request("PATCH", SandboxInfo, path="/limits", body=_limit_changes(limits, single))
 
     async def set_network(self, network: NetworkGiven) -> None:
-        """What it may reach from now on: "public", "none", or a NetworkPolicy. What is open and not allowed ends."""
+        """Sets what it may reach: "public", "none", or a NetworkPolicy. What is open and not allowed ends."""
         change = NetworkChange(network=_network(network))
         await self._sandbox.request("PUT", SandboxInfo, path="/network", body=change)
 
     async def connections(self) -> list[Connection]:
-        """What it tried to reach, the latest: name, address, port, whether that was allowed and by which rule."""
+        """The latest that it tried to reach: name, address, port, whether that was allowed and by which rule."""
         return (await self._sandbox.request("GET", ConnectionList, path="/connections")).connections
 
     def follow_connections(self) -> AsyncConnectionStream:

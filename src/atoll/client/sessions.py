@@ -29,7 +29,7 @@ from atoll.protocol.sessions import (
 
 
 class AsyncInSession(AsyncCommands, AsyncFiles, AsyncProcesses, AsyncTerminals):
-    """All that is done in a session: that of a sandbox itself is its default one."""
+    """Everything that is done in a session: that of a sandbox itself is its default one."""
 
 
 class AsyncSession(Handle, AsyncInSession):

@@ -35,7 +35,7 @@ from atoll.protocol.terminals import (
 
 
 class AsyncTerminals:
-    """What a sandbox and a session have in common: terminals, which start in the session's directory."""
+    """The terminals of a sandbox, for it or a session. They start in the session's directory."""
 
     _sandbox: RemoteSandbox
     _session_id: str
@@ -60,7 +60,7 @@ class AsyncTerminals:
         return AsyncTerminal(self._sandbox, await self._sandbox.ask(call))
 
     async def list_terminals(self) -> list[TerminalInfo]:
-        """All of the sandbox that run, and the latest of those that have ended."""
+        """The terminals of the sandbox that run, and the latest of those that have ended."""
         return await list_terminals(self._sandbox)
 
     async def get_terminal(self, id: str) -> AsyncTerminal:
@@ -126,7 +126,7 @@ class AsyncTerminal(Handle):
 
 
 class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
-    """What a terminal shows, as it comes. The iteration ends with its program; `exit_code` is known then.
+    """A view of a terminal: what it shows, as it comes. Ends with its program; `exit_code` is known then.
 
     `bytes_lost` counts what a view that was read too slowly has missed. Whoever is cancelled while reading may read
     again, and misses nothing.
@@ -205,7 +205,7 @@ class AsyncTerminalView(Exclusive, AsyncIterator[bytes]):
         return f"<AsyncTerminalView of {self.terminal.id!r} of sandbox {self._sandbox.id!r}{ended}>"
 
     async def _next(self) -> bytes | TerminalEvent | None:
-        """What is seen next; None if that is the end."""
+        """The next piece of the view; None at its end."""
         try:
             seen = self._fold.take(await (await self._open()).next())
             if seen is None:

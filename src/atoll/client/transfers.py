@@ -178,7 +178,7 @@ async def _take_all(
 
 
 def _warn_of_what_is_left_out(path: bytes, done: FileDone) -> None:
-    """As tar does. A socket or a FIFO is of use where it is, and no reason to copy nothing."""
+    """Warns as tar does. A socket or a FIFO is of use where it is, and no reason to copy nothing."""
     if done.left_out > 0:
         names = [repr(os.fsdecode(name))[:200] for name in done.left_out_names[:NAMES_LEFT_OUT]]
         more = f" and {done.left_out - len(names)} more" if done.left_out > len(names) else ""
@@ -187,7 +187,7 @@ def _warn_of_what_is_left_out(path: bytes, done: FileDone) -> None:
 
 
 def _name(remote: bytes) -> bytes:
-    """What a file is called here: as the user calls it there, not as the sandbox does."""
+    """A remote file's name here: as the user calls it there, not as the sandbox does."""
     name = os.path.basename(remote.rstrip(b"/"))
     if name in (b"", b".", b".."):
         message = f"{os.fsdecode(remote)!r:.200} has no name to be called by on this side"

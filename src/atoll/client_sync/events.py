@@ -1,5 +1,5 @@
 # Generated from client/events.py by scripts/build_sync_client.py: do not edit, run `make sync`.
-"""What happens to a sandbox as it goes on: its timeline, and its connections."""
+"""The events of a sandbox as they happen: its timeline, and its connections."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SentEvents(Feed[T], Generic[T]):
 
 
 class EventStream(SentEvents[SandboxEvent]):
-    """What has happened, then what happens. Ends when it is closed, dropped, or the sandbox is destroyed."""
+    """A sandbox's timeline, so far and from then on. Ends when it is closed, dropped, or the sandbox is destroyed."""
 
     def __init__(self, sandbox: RemoteSandbox, since: int) -> None:
         super().__init__(sandbox, f"/events?since={since}", SandboxEvent)

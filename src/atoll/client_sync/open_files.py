@@ -41,7 +41,7 @@ class FileStream(Exclusive, Iterator[bytes]):
         return self._fold.info
 
     def begin(self) -> FileInfo:
-        """What it is that is read. Fails if it cannot be."""
+        """The file that is read: its size, type and the rest. Fails if it cannot be read."""
         with self._lock.turn():
             self._check_uninterrupted()
             if self._is_over and self.info is None:
@@ -169,7 +169,7 @@ class FileReader(Exclusive, Iterator[bytes]):
         return self._take(len(self._ahead) if wanted is None else wanted)
 
     def read1(self, size: int = -1) -> bytes:
-        """What is at hand, or comes next."""
+        """The bytes at hand, or those that come next."""
         with self._lock.turn():
             self._check_open()
             if not self._ahead:

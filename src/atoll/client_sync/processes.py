@@ -62,7 +62,7 @@ Restart = RestartPolicy | Literal["on-failure", "always"]
 
 
 class Processes:
-    """What a sandbox and a session have in common: background processes, which belong to the sandbox."""
+    """The background processes of a sandbox, for it or a session. They belong to the sandbox."""
 
     _sandbox: RemoteSandbox
     _session_id: str
@@ -99,7 +99,7 @@ class Processes:
     spawn = start_process
 
     def list_processes(self) -> list[Process]:
-        """All of the sandbox in the order of their start: those that run, and the latest of those that are over."""
+        """The processes of the sandbox in the order of their start: those that run, and the latest that are over."""
         found = self._sandbox.ask(ListProcesses())
         return [Process(self._sandbox, info) for info in found.processes]
 
@@ -134,11 +134,11 @@ class Processes:
         return (self._sandbox.ask(CleanUpProcesses())).count
 
     def get_process_logs(self, id: str) -> ProcessLogs:
-        """What is kept of its output: the latest megabytes."""
+        """The output that is kept of a process: the latest megabytes."""
         return _read_logs(self._sandbox, parse_process_id(id))
 
     def stream_process_logs(self, id: str, follow: bool = True, since: SupportsIndex | None = None) -> ProcessStream:
-        """What is kept of its output, then what comes, as it comes:
+        """The output that is kept of a process, then what comes, as it comes:
 
             for event in sandbox.stream_process_logs("server"):
                 print(event.data, end="")
@@ -171,7 +171,7 @@ class Process(Handle):
 
     @property
     def command(self) -> str | list[str]:
-        """What was started. In a list of processes it is cut short if it is long."""
+        """The line or the words that were started. In a list of processes they are cut short if they are long."""
         return self._info.command
 
     @property
@@ -210,16 +210,16 @@ class Process(Handle):
 
     @property
     def error(self) -> str | None:
-        """Why it could not be started again."""
+        """The reason why it could not be started again."""
         return self._info.error
 
     @property
     def info(self) -> ProcessInfo:
-        """All of that, as one value."""
+        """The facts above, as one value."""
         return self._info
 
     def to_dict(self) -> dict[str, Any]:
-        """All of that, as `json.dumps` takes it."""
+        """The facts above, as `json.dumps` takes them."""
         return self._info.to_dict()
 
     def refresh(self) -> Process:
@@ -227,16 +227,16 @@ class Process(Handle):
         return Process(self._sandbox, self._sandbox.ask(GetProcess(process_id=self.id)))
 
     def kill(self, signal: str | SupportsIndex = "SIGTERM") -> Process:
-        """As `kill_process`."""
+        """Does as `kill_process`."""
         call = KillProcess(process_id=self.id, signal=parse_signal(signal))
         return Process(self._sandbox, self._sandbox.ask(call))
 
     def logs(self) -> ProcessLogs:
-        """As `get_process_logs`."""
+        """Does as `get_process_logs`."""
         return _read_logs(self._sandbox, self.id)
 
     def stream_logs(self, follow: bool = True, since: SupportsIndex | None = None) -> ProcessStream:
-        """As `stream_process_logs`."""
+        """Does as `stream_process_logs`."""
         return _stream(self._sandbox, self.id, follow, since)
 
     def wait_for_log(self, wanted: str | re.Pattern[str], *, timeout: Duration | None = None) -> LogMatch:

@@ -106,7 +106,7 @@ def get_sandbox(
 
 
 class SandboxArguments(TypedDict, total=False):
-    """What `get_sandbox` takes besides the id."""
+    """The arguments of `get_sandbox` besides the id."""
 
     image: str | None
     sleep_after: Duration
@@ -230,19 +230,19 @@ class Sandbox(Handle, InSession, Promised):
         self._sandbox.request("POST", SandboxInfo, path="/wake")
 
     def set_sleep_after(self, sleep_after: Duration) -> None:
-        """For how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
+        """Sets for how long nobody must use it before it is put to sleep: seconds, or "30s", "5m", "1h"."""
         self._change(UpkeepChanges(sleep_after=parse_duration(sleep_after, "sleep_after")))
 
     def set_keep_alive(self, keep_alive: bool) -> None:
-        """Whether it stays awake however long nobody uses it."""
+        """Keeps it awake however long nobody uses it, or no longer."""
         self._change(UpkeepChanges(keep_alive=check_flag(keep_alive, "keep_alive")))
 
     def set_stop_after(self, stop_after: Duration | None) -> None:
-        """For how long it sleeps before it is stopped, which frees its memory; None for ever."""
+        """Sets for how long it sleeps before it is stopped, which frees its memory; None for ever."""
         self._change(UpkeepChanges(stop_after=parse_lasting("stop_after", stop_after)))
 
     def set_ttl(self, ttl: Duration | None) -> None:
-        """For how long it lives, from when it was made; None for ever. One that is older is destroyed at once."""
+        """Sets for how long it lives, from when it was made; None for ever. One that is older is destroyed at once."""
         self._change(UpkeepChanges(ttl=parse_lasting("ttl", ttl)))
 
     def set_limits(
@@ -254,7 +254,7 @@ class Sandbox(Handle, InSession, Promised):
         disk: int | str | None = None,
         pids: int | None = None,
     ) -> None:
-        """How much of the machine it may use from now on, also while it runs: all limits, single ones, or both.
+        """Sets how much of the machine it may use from now on, also while it runs: all limits, single ones, or both.
 
         What is not given stays as it is. LIMIT_IN_USE, and nothing is changed, where more memory or disk is in use.
         """
@@ -262,12 +262,12 @@ class Sandbox(Handle, InSession, Promised):
         self._sandbox.request("PATCH", SandboxInfo, path="/limits", body=_limit_changes(limits, single))
 
     def set_network(self, network: NetworkGiven) -> None:
-        """What it may reach from now on: "public", "none", or a NetworkPolicy. What is open and not allowed ends."""
+        """Sets what it may reach: "public", "none", or a NetworkPolicy. What is open and not allowed ends."""
         change = NetworkChange(network=_network(network))
         self._sandbox.request("PUT", SandboxInfo, path="/network", body=change)
 
     def connections(self) -> list[Connection]:
-        """What it tried to reach, the latest: name, address, port, whether that was allowed and by which rule."""
+        """The latest that it tried to reach: name, address, port, whether that was allowed and by which rule."""
         return (self._sandbox.request("GET", ConnectionList, path="/connections")).connections
 
     def follow_connections(self) -> ConnectionStream:

@@ -30,7 +30,7 @@ from atoll.protocol.sessions import (
 
 
 class InSession(Commands, Files, Processes, Terminals):
-    """All that is done in a session: that of a sandbox itself is its default one."""
+    """Everything that is done in a session: that of a sandbox itself is its default one."""
 
 
 class Session(Handle, InSession):

@@ -36,7 +36,7 @@ from atoll.protocol.terminals import (
 
 
 class Terminals:
-    """What a sandbox and a session have in common: terminals, which start in the session's directory."""
+    """The terminals of a sandbox, for it or a session. They start in the session's directory."""
 
     _sandbox: RemoteSandbox
     _session_id: str
@@ -61,7 +61,7 @@ class Terminals:
         return Terminal(self._sandbox, self._sandbox.ask(call))
 
     def list_terminals(self) -> list[TerminalInfo]:
-        """All of the sandbox that run, and the latest of those that have ended."""
+        """The terminals of the sandbox that run, and the latest of those that have ended."""
         return list_terminals(self._sandbox)
 
     def get_terminal(self, id: str) -> Terminal:
@@ -127,7 +127,7 @@ class Terminal(Handle):
 
 
 class TerminalView(Exclusive, Iterator[bytes]):
-    """What a terminal shows, as it comes. The iteration ends with its program; `exit_code` is known then.
+    """A view of a terminal: what it shows, as it comes. Ends with its program; `exit_code` is known then.
 
     `bytes_lost` counts what a view that was read too slowly has missed. Whoever is cancelled while reading may read
     again, and misses nothing.
@@ -204,7 +204,7 @@ class TerminalView(Exclusive, Iterator[bytes]):
         return f"<TerminalView of {self.terminal.id!r} of sandbox {self._sandbox.id!r}{ended}>"
 
     def _next(self) -> bytes | TerminalEvent | None:
-        """What is seen next; None if that is the end."""
+        """The next piece of the view; None at its end."""
         try:
             seen = self._fold.take((self._open()).next())
             if seen is None:

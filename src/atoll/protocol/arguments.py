@@ -66,7 +66,7 @@ def check_count(value: object, name: str) -> int:
 
 
 def check_offset(value: object, name: str = "offset") -> int:
-    """How far to go, in bytes, in either direction."""
+    """A distance in bytes, in either direction."""
     number = to_whole(value)
     if number is None or not -MAX_NUMBER <= number <= MAX_NUMBER:
         remedy = f"Give a whole number of bytes, {MAX_NUMBER} at most."
@@ -126,7 +126,7 @@ def check_variables(env: Mapping[str, Value] | None) -> dict[str, Value]:
 
 
 def check_lasting_variables(env: Mapping[str, Value] | None) -> dict[str, Value]:
-    """Those of a sandbox or a session, which are also for shells: their names are such that a shell can have them.
+    """The variables of a sandbox or a session, which are also for shells: so their names are such as a shell can have.
 
     A single command without a shell may have what the kernel takes. Whatever it is called, one can be taken away.
     """

@@ -38,7 +38,7 @@ class Call(msgspec.Struct, Generic[Answer], frozen=True, kw_only=True, forbid_un
 
     @property
     def subject(self) -> Context:
-        """What it is about, for the errors it meets."""
+        """The subject of the call, for the errors it meets."""
         return {}
 
     @property
@@ -76,7 +76,7 @@ def _cannot_be_sent(call: Call[Any]) -> AtollError:
 
 
 def result(call: Call[Answer], frame: Frame) -> Answer:
-    """What a call was answered with, from the frame that ends it."""
+    """The answer to a call, from the frame that ends it."""
     if frame.kind is not FrameKind.DONE:
         raise out_of_place(frame)
     answer: Answer = _opened(answer_type(type(call)), frame)
@@ -84,7 +84,7 @@ def result(call: Call[Answer], frame: Frame) -> Answer:
 
 
 def event(shape: type[T], frame: Frame) -> T:
-    """What an EVENT frame says, which must be one."""
+    """The event in a frame, which must be an EVENT."""
     if frame.kind is not FrameKind.EVENT:
         raise out_of_place(frame)
     said: T = _opened(shape, frame)

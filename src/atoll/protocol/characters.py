@@ -6,13 +6,13 @@ import codecs
 
 
 class Characters:
-    """One stream of bytes. The beginning of a character waits for the rest of it."""
+    """A stream of bytes, cut between characters. The beginning of one waits for the rest of it."""
 
     def __init__(self) -> None:
         self._waiting = b""
 
     def take(self, data: bytes) -> bytes:
-        """All up to the end of the last whole character. What is no text at all waits for nothing."""
+        """The bytes up to the end of the last whole character. What is no text at all waits for nothing."""
         known = self._waiting + data if self._waiting else data
         count = unfinished(known)
         if not count:
@@ -22,13 +22,13 @@ class Characters:
         return known[:-count]
 
     def rest(self) -> bytes:
-        """What waits, and whose rest does not come."""
+        """The beginning of a character whose rest does not come."""
         rest, self._waiting = self._waiting, b""
         return rest
 
 
 def unfinished(data: bytes) -> int:
-    """How many bytes at the end begin a character that may be whole with what comes: 0 to 3."""
+    """The number of bytes at the end that begin a character which may be whole with what comes: 0 to 3."""
     for length in range(1, min(3, len(data)) + 1):
         byte = data[-length]
         if byte < 0x80:

@@ -30,7 +30,7 @@ _ENDS = (FrameKind.DONE, FrameKind.FAILED)
 
 
 class ExecDone(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended. A program killed by a signal has exit code 128 + signal, as in a shell."""
+    """A program's end. If a signal killed it, its exit code is 128 + signal, as in a shell."""
 
     exit_code: ExitCode
     duration: Duration
@@ -152,7 +152,7 @@ class CommandFold:
         self._kept = {STDOUT: Kept(), STDERR: Kept()} if keeps else None
 
     def take(self, frame: Frame) -> Piece | None:
-        """What a frame brings; None if it is the end, and `done` says how."""
+        """The piece a frame brings; None if it is the end, and `done` says how."""
         stream = _STREAMS.get(frame.kind)
         if stream is None:
             self.done = result(self._call, frame)
@@ -195,13 +195,13 @@ class Kept:
 
 
 class CommandText:
-    """What can be made text of both streams of a command, as it comes."""
+    """The two streams of a command, cut so that each piece can be made text, as they come."""
 
     def __init__(self) -> None:
         self._characters = {STDOUT: Characters(), STDERR: Characters()}
 
     def take(self, piece: Piece) -> bytes:
-        """What is whole by now: without the beginning of a character that is cut, with that of the one before."""
+        """The characters that are whole by now: with the beginning that was kept back, without that of one cut now."""
         return self._characters[piece.stream].take(piece.data)
 
     def rest(self) -> list[Piece]:
@@ -211,14 +211,14 @@ class CommandText:
 
 
 class Turn:
-    """Where a command is that may have to wait for others of its session."""
+    """The turn of a command that may have to wait for others of its session."""
 
     def __init__(self, *, may_wait: bool) -> None:
         self.is_waiting = False
         self._may_wait = may_wait
 
     def take(self, kind: FrameKind) -> None:
-        """What comes next, in this order or not at all."""
+        """The frames WAITING and STARTED come in this order or not at all."""
         if kind is FrameKind.WAITING:
             if not self._may_wait:
                 raise misbehaved("a command was said to wait that does not")

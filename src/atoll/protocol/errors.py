@@ -77,14 +77,14 @@ class AtollError(Exception):
         return (from_body, (self.to_body(),))
 
     def about(self, **context: str | int | float | bool | None) -> Self:
-        """The same error, with what its context does not say yet."""
+        """This error, with what its context does not say yet."""
         new = {key: value for key, value in context.items() if key.removesuffix("_base64") not in self.context}
         self.context = {**self.context, **new}
         _fill_in(self)
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """What it says, as `json.dumps` takes it; the same fields as over HTTP."""
+        """The error as `json.dumps` takes it; the same fields as over HTTP."""
         found: dict[str, Any] = msgspec.to_builtins(self.to_body())
         return found
 
@@ -106,7 +106,7 @@ def _fill_in(problem: AtollError) -> None:
 
 
 def _sendable(text: str) -> str:
-    """As it is, but for lone surrogates, which no wire takes."""
+    """A text as it is, but for lone surrogates, which no wire takes."""
     return text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text
 
 
@@ -159,7 +159,7 @@ class AccessError(CallerError, PermissionError):
 
 
 class LimitReachedError(SandboxError):
-    """As many as there may be."""
+    """A bound is reached: there are as many as there may be."""
 
 
 class ProcessTimeoutError(SandboxError, TimeoutError):

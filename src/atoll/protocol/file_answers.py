@@ -25,7 +25,7 @@ from atoll.protocol.frames import Frame, FrameKind
 
 
 class DoneFold:
-    """What these answers have in common: they end with FileDone."""
+    """The end that these answers have in common: FileDone."""
 
     def __init__(self, call: Call[FileDone]) -> None:
         self.done: FileDone | None = None
@@ -80,7 +80,7 @@ class ReadFold(DoneFold):
 
 
 class ListFold(DoneFold):
-    """What is in a directory."""
+    """The entries of a directory."""
 
     def __init__(self, call: ListFiles) -> None:
         super().__init__(call)
@@ -91,7 +91,7 @@ class ListFold(DoneFold):
 
 
 class WatchFold(DoneFold):
-    """What changes in a directory, once it `is_ready`."""
+    """The changes in a directory, once it `is_ready`."""
 
     def __init__(self, call: WatchFiles) -> None:
         super().__init__(call)

@@ -16,7 +16,7 @@ class FileMap(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """How many bytes travel."""
+        """The number of bytes that travel."""
         return sum(count for _, count in self.places)
 
 

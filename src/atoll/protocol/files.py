@@ -38,7 +38,7 @@ class FileType(StrEnum):
 
     @property
     def noun(self) -> str:
-        """What people call it."""
+        """The noun that people have for it."""
         return {"fifo": "FIFO", "symlink": "symbolic link"}.get(self.value, self.value)
 
 

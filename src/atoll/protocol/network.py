@@ -37,8 +37,8 @@ _REMEDY = (
 
 
 class NetworkPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a sandbox may reach: what a rule of `allow` covers and none of `deny`. Without rules of its own, everything
-    public; with an empty `allow`, nobody.
+    """The peers a sandbox may reach: those that a rule of `allow` covers and none of `deny`. Without rules of its own,
+    all that are public; with an empty `allow`, none.
     """
 
     allow: list[str] = msgspec.field(default_factory=lambda: [PUBLIC])
@@ -99,7 +99,7 @@ class ConnectionList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_network(given: object) -> NetworkPolicy:
-    """What a user gave: nothing, "public", "none", a policy, or its fields."""
+    """The policy that a user gave: nothing, "public", "none", a policy, or its fields."""
     if given is None or given == PUBLIC:
         return NetworkPolicy()
     if given == NONE:

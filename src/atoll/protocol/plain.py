@@ -17,7 +17,7 @@ class Plain(msgspec.Struct, frozen=True):
     _PLAIN: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as `json.dumps` takes it."""
+        """The whole value, as `json.dumps` takes it."""
         names = self._PLAIN or self.__struct_fields__
         return {name: to_plain(getattr(self, name)) for name in names}
 
@@ -29,5 +29,5 @@ def to_plain(value: object) -> Any:
 
 
 def _of_another(value: Any) -> Any:
-    """What has a plain form of its own, such as an error."""
+    """The plain form that a value has of its own, as an error does."""
     return value.to_dict()

@@ -21,7 +21,7 @@ def is_printable(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """In one line: what cannot be shown is written as Python writes it in strings."""
+    """A text in one line: what cannot be shown is written as Python writes it in strings."""
     if is_printable(text):
         return text
     return "".join(letter if is_printable(letter) else _escaped(letter) for letter in text)
@@ -33,7 +33,7 @@ def printable_lines(text: str) -> str:
 
 
 def printable_json(document: str) -> str:
-    """The same document. What JSON lets stand in a string and no terminal should see is written as \\uXXXX."""
+    """A document, for a terminal. What JSON lets stand in a string and no terminal should see is written as \\uXXXX."""
     if document.isascii() and "\x7f" not in document:
         return document
     return "".join(letter if letter == "\n" or is_printable(letter) else _in_json(letter) for letter in document)

@@ -18,7 +18,7 @@ MAX_LOG = 64 * 2**20  # more than an agent keeps: one that sends more is not bel
 
 
 class Written(NamedTuple):
-    """What was read at once from one stream: as it was, and what can be made text of it by now."""
+    """The bytes read at once from one stream: as they were, and those that can be made text by now."""
 
     number: int
     stream: OutputStream
@@ -79,7 +79,7 @@ class LogEvents:
 
 
 class WholeLog:
-    """All that is kept of a log. In one piece for each stream: many small ones would cost many times more."""
+    """The log that is kept, whole. In one piece for each stream: many small ones would cost many times more."""
 
     def __init__(self) -> None:
         self.number = self.dropped = 0
@@ -102,7 +102,7 @@ class WholeLog:
 
 
 def portions(part: LogPart, most: int) -> Iterator[LogPart]:
-    """The same in parts of so many entries: for whoever lets others have their turn in between."""
+    """The log in parts of so many entries: for whoever lets others have their turn in between."""
     if len(part.entries) <= most:
         yield part
         return

@@ -97,7 +97,7 @@ class ProcessCall(Call[ProcessInfo], frozen=True, kw_only=True):
 
 
 class StartProcess(Call[ProcessInfo], frozen=True, kw_only=True, tag="start_process"):
-    """It belongs to nobody: it lives on when its caller, its session or the server is gone.
+    """A start of a process that belongs to nobody: it lives on when its caller, its session or the server is gone.
 
     `command` is a line for a shell of its own, or words that no shell touches. It starts in the session's directory
     and with its variables, as its last command left them. `timeout` counts from the first start.
@@ -117,11 +117,11 @@ class StartProcess(Call[ProcessInfo], frozen=True, kw_only=True, tag="start_proc
 
 
 class ListProcesses(Call[ProcessList], frozen=True, kw_only=True, tag="list_processes"):
-    """All there are, in the order of their start."""
+    """The processes there are, in the order of their start."""
 
 
 class GetProcess(ProcessCall, frozen=True, kw_only=True, tag="get_process"):
-    """How it is now."""
+    """A process, as it is now."""
 
 
 class KillProcess(ProcessCall, frozen=True, kw_only=True, tag="kill_process"):
@@ -192,7 +192,7 @@ class OutputStream(StrEnum):
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What was read at once from one stream.
+    """The bytes read at once from one stream.
 
     There may be thousands in a frame, so their fields have no names in it, and the collector does not go through them:
     they refer to nothing that could refer to them. By their number alone they made it go through everything.
@@ -278,7 +278,7 @@ def check_wait(call: WaitForPort) -> WaitForPort:
 
 
 def shorten_all(processes: Sequence[ProcessInfo]) -> list[ProcessInfo]:
-    """As a list shows them: the more there are, the less is shown of each command."""
+    """Processes as a list shows them: the more there are, the less is shown of each command."""
     length = min(MAX_COMMAND_SHOWN, MAX_COMMANDS_LISTED // max(1, len(processes)))
     return [
         msgspec.structs.replace(

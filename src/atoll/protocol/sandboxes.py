@@ -39,7 +39,7 @@ REMOVED_LATER = "removed_later"  # before `destroyed`: its disk goes when disks 
 
 
 class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a sandbox is made; null, or left out, is the usual. They count when its id is used for the first time. One
+    """Options that a sandbox is made with; null, or left out, is the usual. They count at the first use of its id. One
     that exists keeps what it has: what differs is told in the answer, or with `strict` is SANDBOX_CONFLICT.
     """
 
@@ -62,7 +62,7 @@ class SleepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class UpkeepChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """When it is put to sleep, stopped and destroyed. What is not given stays as it is; of the last two null is never.
+    """Times to put it to sleep, stop and destroy it. What is not given stays as it is; of the last two null is never.
 
     `ttl` counts from when it was made, not from this change.
     """
@@ -74,7 +74,7 @@ class UpkeepChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LimitChanges(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All limits to those of a size by its name, then single ones. What is not given stays as it is."""
+    """Limits to set: all to those of a size by its name, then single ones. What is not given stays as it is."""
 
     size: str | UnsetType = UNSET
     cpus: float | str | UnsetType = UNSET
@@ -123,7 +123,7 @@ class SandboxInfo(Plain, frozen=True, kw_only=True):
 
 
 class SandboxQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which sandboxes a list is of: those with all these labels, in this state, the first of them after an id."""
+    """A choice of sandboxes for a list: those with all these labels, in this state, the first of them after an id."""
 
     labels: dict[str, str] = {}
     state: SandboxState | None = None
@@ -132,7 +132,7 @@ class SandboxQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxList(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order of their ids. If there are more, `next` is what to give as `after` to go on."""
+    """Sandboxes in the order of their ids. If there are more, `next` is what to give as `after` to go on."""
 
     sandboxes: list[SandboxInfo]
     next: str | None = None

@@ -51,7 +51,7 @@ class DeleteSession(Call[SessionInfo], frozen=True, kw_only=True, tag="delete_se
 
 
 class ListSessions(Call[Sessions], frozen=True, kw_only=True, tag="list_sessions"):
-    """All there are."""
+    """The sessions there are."""
 
 
 class SetEnvironment(Call[Sessions], frozen=True, kw_only=True, tag="set_environment"):

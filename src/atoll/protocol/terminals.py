@@ -110,11 +110,11 @@ class CloseTerminal(TerminalCall, frozen=True, kw_only=True, tag="close_terminal
 
 
 class ListTerminals(Call[TerminalList], frozen=True, kw_only=True, tag="list_terminals"):
-    """All that run, and the latest of those that have ended."""
+    """The terminals that run, and the latest of those that have ended."""
 
 
 class TerminalReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """What came before was a replay; from here on it is live."""
+    """The point between the replay and what happens: from here on it is live."""
 
     terminal: TerminalInfo
 
@@ -147,7 +147,7 @@ def _check_length(name: str, value: object) -> int:
 
 
 def to_words(shell: object) -> list[str] | None:
-    """What `shell=` names: a program, or a program and its arguments."""
+    """The program that `shell=` names, alone or with its arguments."""
     if shell is None:
         return None
     words = [to_text(word) for word in (shell if isinstance(shell, list | tuple) else [shell])]
@@ -165,7 +165,7 @@ class ViewFold:
         self._call = call
 
     def take(self, frame: Frame) -> bytes | TerminalEvent | None:
-        """What a frame brings; None if it is the end."""
+        """The output or event a frame brings; None if it is the end."""
         if frame.kind is FrameKind.DATA:
             if not frame.payload:  # it costs nothing to send, and would be read for ever
                 raise misbehaved("a DATA frame came without a byte in it")

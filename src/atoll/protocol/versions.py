@@ -20,7 +20,7 @@ from atoll.protocol.kinds import KINDS
 
 
 def _since(kind: type[Call[Any]]) -> dict[str, int]:
-    """Which versions a call and its fields came with, as far as that was after the first."""
+    """The versions that a call and its fields came with, as far as that was after the first."""
     tag = kind.__struct_config__.tag
     fields = {f"{tag}.{field}": version for field, version in kind.fields_came_with.items()}
     return fields if kind.came_with == FIRST else {str(tag): kind.came_with, **fields}

@@ -145,7 +145,7 @@ class Answering:
         self._owner.done(self._answer())
 
     def cancel(self) -> None:
-        """It is over."""
+        """Nothing is left to cancel: it is over."""
 
     def pause(self) -> None: ...
 

@@ -129,18 +129,18 @@ class SessionRegistry:
         return Sessions(sessions=self.list())
 
     def starting_point(self, session_id: str | None) -> StartingPoint:
-        """Where something that a session starts begins. The default session need not exist for that."""
+        """The state in which something that a session starts begins. The default session need not exist for that."""
         if session_id in (None, DEFAULT_SESSION) and DEFAULT_SESSION not in self._sessions:
             return StartingPoint(DEFAULT_DIRECTORY, DEFAULT_DIRECTORY)
         return self._get(session_id or DEFAULT_SESSION).starting_point
 
     def where_left(self, session_id: str | None) -> StartingPoint:
-        """The same as the session's last command left it, whatever runs now."""
+        """The starting point as the session's last command left it, whatever runs now."""
         session = self._sessions.get(session_id or DEFAULT_SESSION)
         return session.where_left if session else self.starting_point(session_id)
 
     def variables(self, session_id: str | None) -> dict[str, str | None]:
-        """What is different from the sandbox's variables for what such a session starts. To be asked when known."""
+        """The differences from the sandbox's variables, for what such a session starts. To be asked when known."""
         session = self._sessions.get(session_id or DEFAULT_SESSION)
         return session.variables.changes_to(self._runner.env) if session else {}
 
@@ -232,7 +232,7 @@ class SessionOperation(CommandOperation):
             self.streams.owner.send(FrameKind.WAITING)
 
     def turn_has_come(self) -> None:
-        """What it has waited for is not there any more for it to run."""
+        """The turn of a command that has waited: it has the rest of its time to run."""
         self._stop_waiting()
         if self.has_waited and self.call.timeout is not None:
             left = max(0.0, self.call.timeout - (time.monotonic() - self._came))
@@ -507,7 +507,7 @@ class Session:
         return shell
 
     def _choose_state(self) -> None:
-        """Which of the files an earlier shell left, if any, the next one starts from: the latest that is whole."""
+        """The state that the next shell starts from: the latest that an earlier one left whole, if there is any."""
         number, name = self._newest_state()
         if name != RESTORE:
             self._files.rename(name, RESTORE)

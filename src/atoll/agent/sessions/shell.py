@@ -137,7 +137,7 @@ class ShellStart(NamedTuple):
             os.chdir("/")
 
     def _arrange_descriptors(self) -> DescriptorActions:
-        """In this order: none that is still needed lies where another one goes."""
+        """The descriptors of a shell put in their places, in an order in which none lies where another one goes."""
         actions = DescriptorActions()
         actions.copy(self.control, 0)
         actions.open_null(1, os.O_RDWR)

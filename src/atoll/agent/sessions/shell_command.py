@@ -205,7 +205,7 @@ class ShellCommand(Execution):
         self._set_timer(self._next_pause(), self._follow_up)
 
     def _follow_up(self) -> None:
-        """It has not answered yet."""
+        """A command that has not answered yet is ended, or waited for once more."""
         self._looks += 1
         if self._loop.time() >= self._abort_at and self._looks >= ABORT_LOOKS:
             self.abort()
@@ -217,13 +217,13 @@ class ShellCommand(Execution):
             self._set_timer(self._next_pause(), self._follow_up)
 
     def _ask(self) -> None:
-        """Not the command's own answer counts now: it may have been about to give that, and have dropped it."""
+        """An answer to this counts, not the command's own: it may have been about to give that, and have dropped it."""
         if not self._has_asked or self._shell.has_read_everything:
             self._has_asked = True
             self._shell.ask(self.files.number)
 
     def _insist(self) -> None:
-        """It may wait in the kernel, for the other end of a FIFO say, which only this signal interrupts."""
+        """A shell may wait in the kernel, for the other end of a FIFO say, which only this signal interrupts."""
         if self._loop.time() >= self._insist_at:
             self._insist_at = math.inf
             self._shell.signal(signal.SIGINT)

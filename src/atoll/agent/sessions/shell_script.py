@@ -56,7 +56,7 @@ def followed_by(first: Mapping[str, Change], then: Mapping[str, Change]) -> dict
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """How one family of shells is started and spoken to. In the texts, @DIR is the shell's scratch directory."""
+    """A family of shells: how it is started and spoken to. In the texts, @DIR is the shell's scratch directory."""
 
     arguments: tuple[str, ...]
     directory_fd: int  # where the shell has its scratch directory
@@ -117,7 +117,7 @@ class Dialect(msgspec.Struct, frozen=True):
         return f"\\. {self.directory}/{name} && {self.call} :"
 
     def source_command(self, name: str) -> str:
-        """Not shielded from errexit: a command that fails under it ends the shell, as it should."""
+        """A command, not shielded from errexit: one that fails under it ends the shell, as it should."""
         return f"\\. {self.directory}/{name}"
 
     def answer(self, word: str) -> str:
@@ -130,7 +130,7 @@ class Dialect(msgspec.Struct, frozen=True):
         return f"__atoll=$? __atoll_batch={batch} __atoll_number={number}; {self.source(AFTER)}"
 
     def source_dropped(self, batch: int, number: int) -> str:
-        """The same for one that was interrupted, perhaps while its state was saved."""
+        """The script for a shell that was interrupted, perhaps while its state was saved."""
         return f"{self.answer(f'{DROPPED.decode()}{number}')}; {self.source_after(batch, number)}"
 
     def _change(self, name: str, change: Change) -> str:
@@ -162,7 +162,7 @@ class Dialect(msgspec.Struct, frozen=True):
 
 
 def quote(text: str) -> str:
-    """As one word of any shell."""
+    """A text as one word of any shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

@@ -53,7 +53,7 @@ class TcpAddress:
 
     @property
     def authority(self) -> str:
-        """As in a URL and a Host header, which leave the usual port out."""
+        """The host and port as in a URL and a Host header, which leave the usual port out."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.has_tls else 80) else f"{host}:{self.port}"
 
@@ -79,13 +79,13 @@ async def connect(address: Address, seconds: float) -> Stream:
 
 
 class NotYet(NamedTuple):
-    """In place of a piece to send: there is none before something can be read from `descriptor`."""
+    """The absence of a piece to send: there is none before something can be read from `descriptor`."""
 
     descriptor: int
 
 
 class SourceError(Exception):
-    """What was to be sent could not be made, because of `cause`."""
+    """A source of what was to be sent has failed, because of `cause`."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -100,7 +100,7 @@ class QuietSocket(socket.socket):
 
 
 class Stream:
-    """One connection. Closed when it is dropped, which is how a server learns that nobody waits any more."""
+    """A connection. Closed when it is dropped, which is how a server learns that nobody waits any more."""
 
     _is_closed = True  # until it has a socket: also what was never quite made is dropped
 
@@ -172,7 +172,7 @@ class Stream:
         return self._heard is not None
 
     async def read(self, seconds: float | None = None) -> bytes:
-        """What has come, b"" at the end, TimeoutError after `seconds` in which nothing moved."""
+        """The bytes that have come, b"" at the end; TimeoutError after `seconds` in which nothing moved."""
         if self._heard is not None:
             heard, self._heard = self._heard, None
             return heard
@@ -282,7 +282,7 @@ class Stream:
 
 
 def views(parts: Sequence[Bytes]) -> Sequence[memoryview]:
-    """What is to be sent: as it is if it is much, as one piece if not."""
+    """The pieces to send: as they are if they are much, as one if not."""
     if sum(map(len, parts)) <= JOINED_BYTES:
         parts = (b"".join(parts),)
     return tuple(memoryview(part) for part in parts if part)

@@ -21,7 +21,7 @@ MAX_WAITS = 250  # of two sockets each, and ours: Python's select takes 512 on W
 
 
 class Wait:
-    """What one task waits for."""
+    """The descriptors that a task waits for."""
 
     def __init__(self, reading: list[int], writing: list[int]) -> None:
         self.reading, self.writing = reading, writing
@@ -94,7 +94,7 @@ class Selecting:
 async def wait_elsewhere(
     descriptor: int, *, reading: bool, writing: bool, seconds: float | None, source: int | None = None
 ) -> bool:
-    """As `wait_for_socket`."""
+    """A wait as `wait_for_socket` has it, done by the thread."""
     wait = Wait([descriptor] * reading + ([] if source is None else [source]), [descriptor] * writing)
     alarm = None
     if seconds is not None:
@@ -111,7 +111,7 @@ async def wait_elsewhere(
 
 @cache
 def selecting(process: int) -> Selecting:
-    """That of this process; one that was forked has none of the threads of the other."""
+    """The selecting thread of this process; one that was forked has none of the threads of the other."""
     return Selecting()
 
 

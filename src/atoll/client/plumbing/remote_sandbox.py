@@ -57,11 +57,11 @@ class RemoteSandbox:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where it is: at which server, under which id. The key it is asked for with does not count."""
+        """The place of a sandbox: its server and its id. The key it is asked for with does not count."""
         return self.server.place, self.id
 
     async def ask(self, call: Call[Answer], content: bytes | None = None) -> Answer:
-        """What a call is answered with that streams nothing. `content` fits one frame."""
+        """The answer to a call that streams nothing. `content` fits one frame."""
         return await (await self.call(call, content)).result()
 
     async def call(
@@ -87,7 +87,7 @@ class RemoteSandbox:
         return await answer_of(call, self.server, response, patience)
 
     async def begin_call(self, call: Call[Answer]) -> CallInput[Answer]:
-        """The same for a call whose input comes piece by piece."""
+        """A call whose input comes piece by piece, begun."""
         await self._send_options()
         first = await self._call_frame(call)
         begin = self.server.transport.begin
@@ -120,7 +120,7 @@ class RemoteSandbox:
         self._has_ended = True
 
     async def _do(self, work: Callable[[], Awaitable[T]], scope: CancelScope | None = None) -> T:
-        """What `work` returns, for a sandbox with the options there are."""
+        """The result of `work`, for a sandbox with the options there are."""
         if not self._has_sent_options or self._has_ended:
             await self._send_options(scope)
         try:
@@ -206,7 +206,7 @@ class Frames(Generic[Answer]):
         return chunk
 
     async def result(self) -> Answer:
-        """What the call is answered with, if it streams nothing."""
+        """The answer to the call, if it streams nothing."""
         try:
             return result(self._call, await self.next())
         finally:
@@ -233,7 +233,7 @@ async def answer_of(
 
 
 class CallInput(Generic[Answer]):
-    """What a call reads, sent piece by piece. Left before its end, the call is cancelled."""
+    """The input of a call, sent piece by piece. Left before its end, the call is cancelled."""
 
     def __init__(self, call: Call[Answer], server: Server, upload: Upload) -> None:
         self._call = call
@@ -251,7 +251,7 @@ class CallInput(Generic[Answer]):
             await pause(0)  # a server that takes everything at once must not keep us from everyone else
 
     async def finish(self) -> Answer:
-        """What the call is answered with, after the end of its input."""
+        """The answer to the call, after the end of its input."""
         await self._upload.send(encode_frame(FrameKind.INPUT))
         return await self._result()
 

@@ -52,7 +52,7 @@ Opener = Callable[[], Awaitable[Stream]]
 
 
 class Transport:
-    """All connections to one server. `open_stream` makes one, and may start the server for it."""
+    """The connections to one server. `open_stream` makes one, and may start the server for it."""
 
     def __init__(self, address: Address, *, api_key: str | None = None, open_stream: Opener | None = None) -> None:
         self.address = address
@@ -264,7 +264,7 @@ class Response:
         return body
 
     async def read(self, limit: int = MAX_ANSWER) -> bytes:
-        """All of the body."""
+        """The whole body."""
         body = bytearray()
         try:
             while chunk := await self.next_chunk():
@@ -358,7 +358,7 @@ class HeadTooLargeError(Exception):
 
 
 class Answer:
-    """What the parser has found so far."""
+    """An answer, as far as the parser has found it."""
 
     def __init__(self) -> None:
         self.status = 0

@@ -91,7 +91,7 @@ async def next_piece(iterator: Any) -> object:
 
 
 async def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
-    """What a function returns that waits for a disk, run where it keeps nobody else waiting.
+    """The result of a function that waits for a disk, run where it keeps nobody else waiting.
 
     Whoever is cancelled leaves at once. The function goes on to its end, and what it has opened is closed.
     """
@@ -132,7 +132,7 @@ class Lock:
 
 
 def _discard(done: asyncio.Future[Any]) -> None:
-    """What nobody waits for any more."""
+    """A result that nobody waits for any more is closed."""
     if not done.cancelled() and not done.exception() and hasattr(done.result(), "close"):
         done.result().close()
 

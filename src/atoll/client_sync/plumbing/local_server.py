@@ -168,7 +168,7 @@ class _Watch:
 
 
 def runtime_of(state: Path) -> Path:
-    """Where the server of a state directory is, unless somebody says otherwise: never where that of another is."""
+    """The runtime directory for a state directory's server, unless somebody says otherwise: no two have the same."""
     if state == Path(STATE_DIRECTORY):
         return Path(RUNTIME_DIRECTORY)
     return Path(f"{RUNTIME_DIRECTORY}-{hashlib.sha256(os.fsencode(state)).hexdigest()[:12]}")
@@ -210,7 +210,7 @@ def check_system(what: str) -> None:
 
 
 def check_installed() -> None:
-    """What a server needs besides what its clients need is there."""
+    """The packages that a server needs and its clients do not are there, or it is said what is missing."""
     if missing := [name for name in SERVER_PACKAGES if find_spec(name) is None]:
         raise error(
             ErrorCode.SERVER_NOT_INSTALLED,

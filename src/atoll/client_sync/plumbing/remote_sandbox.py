@@ -58,11 +58,11 @@ class RemoteSandbox:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where it is: at which server, under which id. The key it is asked for with does not count."""
+        """The place of a sandbox: its server and its id. The key it is asked for with does not count."""
         return self.server.place, self.id
 
     def ask(self, call: Call[Answer], content: bytes | None = None) -> Answer:
-        """What a call is answered with that streams nothing. `content` fits one frame."""
+        """The answer to a call that streams nothing. `content` fits one frame."""
         return (self.call(call, content)).result()
 
     def call(
@@ -88,7 +88,7 @@ class RemoteSandbox:
         return answer_of(call, self.server, response, patience)
 
     def begin_call(self, call: Call[Answer]) -> CallInput[Answer]:
-        """The same for a call whose input comes piece by piece."""
+        """A call whose input comes piece by piece, begun."""
         self._send_options()
         first = self._call_frame(call)
         begin = self.server.transport.begin
@@ -121,7 +121,7 @@ class RemoteSandbox:
         self._has_ended = True
 
     def _do(self, work: Callable[[], T], scope: CancelScope | None = None) -> T:
-        """What `work` returns, for a sandbox with the options there are."""
+        """The result of `work`, for a sandbox with the options there are."""
         if not self._has_sent_options or self._has_ended:
             self._send_options(scope)
         try:
@@ -207,7 +207,7 @@ class Frames(Generic[Answer]):
         return chunk
 
     def result(self) -> Answer:
-        """What the call is answered with, if it streams nothing."""
+        """The answer to the call, if it streams nothing."""
         try:
             return result(self._call, self.next())
         finally:
@@ -232,7 +232,7 @@ def answer_of(call: Call[Answer], server: Server, response: Response, patience: 
 
 
 class CallInput(Generic[Answer]):
-    """What a call reads, sent piece by piece. Left before its end, the call is cancelled."""
+    """The input of a call, sent piece by piece. Left before its end, the call is cancelled."""
 
     def __init__(self, call: Call[Answer], server: Server, upload: Upload) -> None:
         self._call = call
@@ -250,7 +250,7 @@ class CallInput(Generic[Answer]):
             pause(0)  # a server that takes everything at once must not keep us from everyone else
 
     def finish(self) -> Answer:
-        """What the call is answered with, after the end of its input."""
+        """The answer to the call, after the end of its input."""
         self._upload.send(encode_frame(FrameKind.INPUT))
         return self._result()
 

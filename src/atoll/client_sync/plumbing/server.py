@@ -44,7 +44,7 @@ def shared_server(url: str, api_key: str | None, local: LocalServer | None) -> S
 
 
 class _Versions(msgspec.Struct):
-    """What is looked for in what a server says of itself."""
+    """The two versions a server says of itself: its own and that of its protocol."""
 
     version: str
     protocol_version: int = FIRST
@@ -62,7 +62,7 @@ class Server:
 
     @property
     def place(self) -> str:
-        """Where it is, as a URL."""
+        """The place of a server, as a URL."""
         return f"{self.address}{self.prefix}"
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -113,7 +113,7 @@ class Server:
         return response
 
     def problem(self, response: Response) -> AtollError:
-        """Why an answer is not the one that was wanted."""
+        """The reason why an answer is not the one that was wanted."""
         if response.is_good():  # but of another type, which only another program gives
             return self._not_ours(response)
         body = response.read(MAX_ERROR)
@@ -174,7 +174,7 @@ class Server:
         )
 
     def _version(self) -> int | None:
-        """That of the protocol which the server speaks; None if it cannot be learned."""
+        """The version of the protocol which the server speaks; None if it cannot be learned."""
         try:
             response = self.transport.request("GET", f"{self.prefix}/v1/server")
             return msgspec.json.decode(response.read(MAX_ERROR), type=_Versions).protocol_version
@@ -208,7 +208,7 @@ def check_api_key(key: object, name: str = "ATOLL_API_KEY") -> None:
 
 
 def parse_url(url: str) -> tuple[Address, str]:
-    """Where `url` points to, and the path before ours, if a proxy has one."""
+    """The address `url` points to, and the path before ours, if a proxy has one."""
     try:
         is_plain = isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url
         parts = urlsplit(url if is_plain else "")

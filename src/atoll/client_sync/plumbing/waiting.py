@@ -71,7 +71,7 @@ def next_piece(iterator: Any) -> object:
 
 
 def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
-    """What a function returns that waits for a disk. So do we."""
+    """The result of a function that waits for a disk. So do we."""
     return function(*arguments)
 
 
@@ -96,7 +96,7 @@ class Lock:
 
 
 def _select(descriptor: int, *, reading: bool, writing: bool, seconds: float | None, source: int | None) -> bool:
-    """The same on Windows, whose select tells of a connection that failed as of an error."""
+    """A look at sockets on Windows, whose select tells of a connection that failed as of an error."""
     read = [descriptor] * reading + ([] if source is None else [source])
     written = [descriptor] * writing
     return any(select.select(read, written, written, None if seconds is None else max(0.0, seconds)))
