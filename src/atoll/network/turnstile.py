@@ -12,7 +12,7 @@ import select
 import socket
 from collections.abc import Callable
 
-PER_TURN = 8
+PER_TURN = 2
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 
 Handler = Callable[[int], None]  # given what is ready of READ and WRITE; a peer that is gone is both
