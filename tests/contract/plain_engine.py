@@ -233,6 +233,10 @@ class PlainEngine:
             oom_kills=0,
         )
 
+    async def memory_used(self) -> int:
+        running = [handle for text in self._held if (handle := msgspec.json.decode(text, type=Handle))]
+        return sum(pages for handle in running for _, pages in processes_beside(handle.pid)) * PAGE
+
     async def events(self, sandbox: LiveSandbox) -> AsyncIterator[Event]:
         if sandbox.handle in self._held:
             await self.wait(sandbox)

@@ -266,3 +266,31 @@ def test_ids_of_what_is_in_a_sandbox_are_completed_and_nothing_is_woken_for_it(c
     assert completed(cli, "logs", "a", "") == []
     assert json.loads(cli("inspect", "a", "--json").stdout)["state"] == "frozen"
     assert cli.ids() == ["a"]
+
+
+def test_a_key_is_made_for_some_sandboxes_for_reading_and_for_a_time(cli: Cli) -> None:
+    made = cli.document(
+        "key", "create", "narrow", "--id", "red-*", "--label", "team=red", "--read-only", "--expires", "1h"
+    )
+    try:
+        (listed,) = [one for one in cli.document("key", "ls")["keys"] if one["id"] == made["id"]]
+        assert listed["scope"] == {"patterns": ["red-*"], "labels": {"team": "red"}, "reads_only": True}
+        assert listed["expires_at"] and listed["last_used"] is None
+        assert "red-*, team=red, to read" in cli("key", "ls").stdout.decode()
+        sandbox(cli, "red-1", labels={"team": "red"})
+        sandbox(cli, "blue-1")
+        elsewhere = ("--url", f"http://{cli.environment['TEST_TCP']}", "--api-key", made["key"])
+        assert cli(*elsewhere, "ls", "-q").stdout == b"red-1\n"
+        refused = cli(*elsewhere, "exec", "red-1", "true")
+        assert (refused.returncode, b"[KEY_NOT_ALLOWED]" in refused.stderr) == (125, True)
+        assert b"[KEY_NOT_ALLOWED]" in cli(*elsewhere, "inspect", "blue-1").stderr
+    finally:
+        cli("key", "rm", made["id"])
+
+
+@pytest.mark.parametrize(
+    "options", [("--id", "Red"), ("--id", "a/b"), ("--expires", "soon"), ("--label", "x"), ("--id", "")]
+)
+def test_a_key_for_what_cannot_be_is_refused(cli: Cli, options: tuple[str, ...]) -> None:
+    assert cli("key", "create", "x", *options).returncode == 2
+    assert cli.document("key", "ls") == {"keys": []}

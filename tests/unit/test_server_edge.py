@@ -17,6 +17,7 @@ from starlette.types import Message
 from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.server.auth import Gate, check_heads, check_origin, host_name, is_unix
 from atoll.server.docs_page import page
+from atoll.server.observer import Observer
 from atoll.server.openapi import document
 from atoll.server.routes import ROUTES
 from atoll.server.run import is_listened_on, listen_on_path, listening, make_server
@@ -154,7 +155,8 @@ def test_what_a_client_says_of_itself_in_a_proxys_headers_is_not_taken(
     roster = Roster(None, store.timeline)  # type: ignore[arg-type]
     config = make_server(Settings(state=tmp_path, runtime=tmp_path), roster, keys).config
     config.load()
-    assert isinstance(config.loaded_app, Gate)  # with nothing in front of it
+    assert isinstance(config.loaded_app, Observer)
+    assert isinstance(config.loaded_app._app, Gate)  # with nothing else in front of it
 
 
 def test_a_socket_may_be_as_deep_in_the_tree_as_any_file(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ def local_time(moment: datetime) -> str:
     return _local(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def day(moment: datetime) -> str:
+    return _local(moment).strftime("%Y-%m-%d")
+
+
 def short_time(moment: datetime) -> str:
     return _local(moment).strftime("%b %d %H:%M:%S")
 

@@ -205,6 +205,10 @@ class Engine(Protocol):
 
     async def usage(self, sandbox: LiveSandbox) -> Usage: ...
 
+    async def memory_used(self) -> int:
+        """Bytes that all sandboxes use together; as cheap for many as for one."""
+        ...
+
     def events(self, sandbox: LiveSandbox) -> AsyncIterator[Event]:
         """From now on, as they happen. ENDED is the last."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from atoll.protocol.calls import Call
@@ -15,3 +17,5 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ping(Call[Pong], frozen=True, kw_only=True, tag="ping"):
     """Ask whether the agent answers, and which it is."""
+
+    changes: ClassVar[bool] = False

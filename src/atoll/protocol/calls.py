@@ -33,6 +33,7 @@ class Call(msgspec.Struct, Generic[Answer], frozen=True, kw_only=True, forbid_un
     Frames that come before that one, if there are such, its documentation tells.
     """
 
+    changes: ClassVar[bool] = True  # something in the sandbox; else it only reads, and whoever may only read may ask it
     came_with: ClassVar[int] = FIRST  # the version of the protocol that first had it
     fields_came_with: ClassVar[Mapping[str, int]] = {}  # those that it has had since a later one
 

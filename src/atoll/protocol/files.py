@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from enum import StrEnum
-from typing import Annotated, get_args
+from typing import Annotated, ClassVar, get_args
 
 import msgspec
 
@@ -117,6 +117,8 @@ class ReadFile(PathCall[FileDone], frozen=True, kw_only=True, tag="read_file"):
     places; it is for whole files. More bytes than `max_bytes` are DOWNLOAD_TOO_LARGE, before any of them.
     """
 
+    changes: ClassVar[bool] = False
+
     offset: int = 0
     length: int | None = None
     holes: bool = False
@@ -143,12 +145,16 @@ class ListFiles(PathCall[FileDone], frozen=True, kw_only=True, tag="list_files")
     Links are listed, not followed. What vanishes meanwhile is left out.
     """
 
+    changes: ClassVar[bool] = False
+
     recursive: bool = False
     include_hidden: bool = False
 
 
 class StatFile(PathCall[FileInfo], frozen=True, kw_only=True, tag="stat_file"):
     """Of what a link points to unless `follow` is False."""
+
+    changes: ClassVar[bool] = False
 
     follow: bool = True
 
@@ -208,6 +214,8 @@ class PackFiles(PathCall[FileDone], frozen=True, kw_only=True, tag="pack_files")
     What goes beyond the bounds is DOWNLOAD_TOO_LARGE, before it is sent.
     """
 
+    changes: ClassVar[bool] = False
+
     bounds: Bounds = Bounds()
 
 
@@ -226,6 +234,8 @@ class WatchFiles(PathCall[FileDone], frozen=True, kw_only=True, tag="watch_files
 
     `include` and `exclude` are shell patterns, matched against the path from the watched directory and the name.
     """
+
+    changes: ClassVar[bool] = False
 
     recursive: bool = True
     include: list[bytes] = []

@@ -11,7 +11,7 @@ import re
 import signal
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -119,9 +119,13 @@ class StartProcess(Call[ProcessInfo], frozen=True, kw_only=True, tag="start_proc
 class ListProcesses(Call[ProcessList], frozen=True, kw_only=True, tag="list_processes"):
     """The processes there are, in the order of their start."""
 
+    changes: ClassVar[bool] = False
+
 
 class GetProcess(ProcessCall, frozen=True, kw_only=True, tag="get_process"):
     """A process, as it is now."""
+
+    changes: ClassVar[bool] = False
 
 
 class KillProcess(ProcessCall, frozen=True, kw_only=True, tag="kill_process"):
@@ -149,6 +153,8 @@ class StreamProcessLog(ProcessCall, frozen=True, kw_only=True, tag="stream_proce
     left who could write, or for `timeout` seconds. A reader who is slow misses what is no longer kept, and is told.
     """
 
+    changes: ClassVar[bool] = False
+
     since: int = 0
     follow: bool = True
     timeout: float | None = None
@@ -164,6 +170,8 @@ class WaitForPort(ProcessCall, frozen=True, kw_only=True, tag="wait_for_port"):
     PROCESS_READY_TIMEOUT after `timeout` seconds; PROCESS_EXITED_BEFORE_READY if the process and all it started ended.
     """
 
+    changes: ClassVar[bool] = False
+
     port: int
     mode: PortMode = PortMode.HTTP
     path: str = "/"
@@ -178,6 +186,8 @@ class WaitForPort(ProcessCall, frozen=True, kw_only=True, tag="wait_for_port"):
 
 class WaitForExit(ProcessCall, frozen=True, kw_only=True, tag="wait_for_exit"):
     """Answered once the process is over; PROCESS_EXIT_TIMEOUT after `timeout` seconds."""
+
+    changes: ClassVar[bool] = False
 
     timeout: float | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -52,6 +52,8 @@ class DeleteSession(Call[SessionInfo], frozen=True, kw_only=True, tag="delete_se
 
 class ListSessions(Call[Sessions], frozen=True, kw_only=True, tag="list_sessions"):
     """The sessions there are."""
+
+    changes: ClassVar[bool] = False
 
 
 class SetEnvironment(Call[Sessions], frozen=True, kw_only=True, tag="set_environment"):

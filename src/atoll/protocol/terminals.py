@@ -6,7 +6,7 @@ and go. What it shows is bytes, counted from its beginning; the last REPLAY_BYTE
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated, ClassVar, cast
 
 import msgspec
 
@@ -100,6 +100,8 @@ class ResizeTerminal(TerminalCall, frozen=True, kw_only=True, tag="resize_termin
 class WaitTerminal(TerminalCall, frozen=True, kw_only=True, tag="wait_terminal"):
     """Answered once its program has ended."""
 
+    changes: ClassVar[bool] = False
+
     @property
     def patience(self) -> float | None:
         return None
@@ -111,6 +113,8 @@ class CloseTerminal(TerminalCall, frozen=True, kw_only=True, tag="close_terminal
 
 class ListTerminals(Call[TerminalList], frozen=True, kw_only=True, tag="list_terminals"):
     """The terminals that run, and the latest of those that have ended."""
+
+    changes: ClassVar[bool] = False
 
 
 class TerminalReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -4,7 +4,9 @@
 2. Over TCP: whoever has an API key, always. A page in somebody's browser has none, but could get at a server on the
    same machine by a name that it makes resolve to it, or by a form: so the Host header must be ours, and a request that
    another site's page makes is refused before anything is looked at.
-3. A WebSocket is let in by the same rules. A page cannot give it headers, but it can name subprotocols: the key may be
+3. A key may be for some sandboxes, only for reading, or for some time. Which it is goes on with the request, and what
+   may be done with it is decided where the route is known (`permissions.py`).
+4. A WebSocket is let in by the same rules. A page cannot give it headers, but it can name subprotocols: the key may be
    one, `atoll.key.KEY`, since it must not be in a URL, which logs keep.
 """
 
@@ -19,8 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.sandboxes import MUST_EXIST
-from atoll.server.problems import MAX_PATH, bad_request, problem_response
-from atoll.store.keys import ID_LENGTH, PREFIX, Keys, id_of
+from atoll.server.observer import MAX_PATH, STRANGER, sight_of
+from atoll.server.permissions import KEY_SCOPE
+from atoll.server.problems import bad_request, problem_response
+from atoll.server.routes import health
+from atoll.store.keys import ID_LENGTH, PREFIX, KeyInfo, Keys, KeyScope, id_of
 from atoll.supervisor.actor import Caller
 from atoll.telemetry.log import Seldom
 from atoll.telemetry.log_lines import about
@@ -30,6 +35,7 @@ MAX_PORT = 65_535
 _HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
 LOCAL = "local"  # who asks, over the Unix socket
 OPEN_PATHS = ("/docs", "/openapi.json")
+PROBED_PATHS = (health.PATH,)  # by load balancers too, which call a server what they like
 KEY_PROTOCOL = "atoll.key."
 MUST_EXIST_HEADER = tuple(word.encode() for word in MUST_EXIST)
 
@@ -48,8 +54,13 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            scope["caller"] = Caller(await self._identify(scope), MUST_EXIST_HEADER in scope["headers"])
+            name, asked = await self._identify(scope)
+            has_to_exist = MUST_EXIST_HEADER in scope["headers"] or (asked is not None and asked.reads_only)
+            scope["caller"] = Caller(name, has_to_exist, asked.labels if asked else {})
+            scope[KEY_SCOPE] = asked
+            sight_of(scope).by = name or STRANGER
         except AtollError as problem:
+            sight_of(scope).code = problem.code
             told = about(code=problem.code.value)
             self._refused.log(logging.WARNING, "%s was refused: %s", _asker(scope), problem.message, extra=told)
             answer = problem_response(problem)
@@ -58,15 +69,18 @@ class Gate:
             return
         await self._app(scope, receive, send if scope["caller"].name else closing(send))
 
-    async def _identify(self, scope: Scope) -> str:
+    async def _identify(self, scope: Scope) -> tuple[str, KeyScope | None]:
+        """The name of whoever asks, and the scope of their key; nobody has neither, and may do what needs no key."""
         if is_unix(scope):
-            return LOCAL
+            return LOCAL, KeyScope()
+        if scope["path"] in PROBED_PATHS:
+            return "", None
         check_heads(scope["headers"])
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         self._check_host(headers.get(b"host", ""), scope)
         check_origin(headers)
         if scope["path"] in OPEN_PATHS:
-            return ""
+            return "", None
         key = _key_of(scope, headers)
         if not key:
             raise error(
@@ -82,7 +96,10 @@ class Gate:
                 remedy="It may have been taken away, or be another server's: compare with `atoll key ls` where the "
                 "server runs, and set ATOLL_API_KEY; `atoll key create` makes another.",
             )
-        return f"key {found.id} ({found.name})"
+        if found.has_expired:
+            raise _expired(found)
+        self._keys.note_use(found.id)
+        return f"key {found.id} ({found.name})", found.scope
 
     def _check_host(self, host: str, scope: Scope) -> None:
         """The address that the client connected to is fine as well: no name can be made to resolve to another one."""
@@ -92,6 +109,14 @@ class Gate:
                 f"{host!r:.200} is not a name of this server",
                 remedy="Use its own address, or start it with --allow-host.",
             )
+
+
+def _expired(key: KeyInfo) -> AtollError:
+    return error(
+        ErrorCode.INVALID_API_KEY,
+        f"the API key {key.id!r} of this request was good until {key.expires_at:%Y-%m-%d %H:%M:%S %Z}",
+        remedy="`atoll key create` makes another, where the server runs.",
+    )
 
 
 def _asker(scope: Scope) -> str:

@@ -21,12 +21,11 @@ from atoll.protocol.errors import (
     error,
     too_many_open_files,
 )
+from atoll.server.observer import MAX_PATH, sight_of
 from atoll.telemetry.log import Seldom
 from atoll.telemetry.log_lines import about
 
 CLIENT_GONE = 499  # as nginx has it
-
-MAX_PATH = 200
 
 _logger = logging.getLogger("atoll.server")
 _ours = Seldom(_logger)
@@ -61,6 +60,7 @@ def bad_request(message: str, remedy: str = "See /docs for what this route takes
 
 def log_if_ours(problem: AtollError, scope: Scope) -> None:
     """Log what this machine or we are to blame for; the rest is between the caller and the sandbox."""
+    sight_of(scope).code = problem.code
     told = about(code=problem.code.value, path=scope["path"][:MAX_PATH])
     if short := _short_of.get(problem.code):
         short.log(logging.ERROR, "%s failed: %s. %s", _named(scope), problem.message, problem.remedy, extra=told)

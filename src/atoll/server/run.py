@@ -34,6 +34,7 @@ GRACEFUL_SECONDS = 5
 PING_SECONDS, PONG_SECONDS = 20.0, 60.0  # a WebSocket's peer that does not answer is gone
 IDLE_LOOK_SECONDS = 1.0
 LAST_CALL_SECONDS = 0.2
+KEEP_USES_SECONDS = 60.0
 TAKE_OVER_SECONDS, TAKE_OVER_PAUSE_SECONDS = 20.0, 0.02
 BACKLOG = 512
 MAX_SOCKET_PATH = 107
@@ -66,19 +67,36 @@ async def _serve(settings: Settings) -> None:
     raise_file_limit()
     async with workshop, Roster(workshop, workshop.store.timeline) as roster:
         log_inherited(workshop.inherited)
-        server = make_server(settings, roster, Keys(workshop.store.keys))
+        keys = Keys(workshop.store.keys)
+        server = make_server(settings, roster, keys)
         with listening(settings) as sockets:
             logger.info("process %d serves %s", os.getpid(), settings.state)
             logger.info("ready on %s", ", ".join(map(_name, sockets)))
             gc.freeze()  # what was loaded is there for good: looking through it for garbage stops everybody for 3 ms
-            watcher = asyncio.create_task(end_when_idle(server, roster, settings))
+            watchers = [
+                asyncio.create_task(end_when_idle(server, roster, settings), name="watch for idleness"),
+                asyncio.create_task(keep_uses(keys), name="note the uses of keys"),
+            ]
             try:
                 await server.serve(sockets=sockets)
             finally:
-                watcher.cancel()
-                for failure in await asyncio.gather(watcher, return_exceptions=True):
+                for watcher in watchers:
+                    watcher.cancel()
+                for failure in await asyncio.gather(*watchers, return_exceptions=True):
                     if isinstance(failure, Exception):
-                        logger.error("the watch for idleness failed", exc_info=failure)
+                        logger.error("a watch of the server failed", exc_info=failure)
+                with suppress(AtollError):
+                    await keys.keep_uses()
+
+
+async def keep_uses(keys: Keys) -> None:
+    """When keys were used, written now and then. What cannot be written is nothing to stop for."""
+    while True:
+        await asyncio.sleep(KEEP_USES_SECONDS)
+        try:
+            await keys.keep_uses()
+        except AtollError as problem:
+            logger.warning("when keys were used could not be noted: %s", problem)
 
 
 async def open_workshop(settings: Settings) -> Workshop | None:
@@ -134,7 +152,7 @@ def raise_file_limit() -> None:
 def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Server:
     hosts = (*LOCAL_HOSTS, *settings.allowed_hosts, *([settings.host] if settings.host else []))
     config = uvicorn.Config(
-        make_app(roster, keys, hosts),
+        make_app(roster, keys, hosts, has_access_log=settings.has_access_log, has_audit_log=settings.has_audit_log),
         http=ClientConnection,
         ws=ClientWebSocket,
         ws_max_size=MAX_PAYLOAD,

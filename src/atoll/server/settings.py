@@ -29,6 +29,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_file_max: bool = False  # fs.file-max as it is, although one sandbox can then open all that the machine may
     keep_lost: float = KEEP_LOST_SECONDS
     upstream: Upstream | None = None  # without one, sandboxes reach nobody
+    has_access_log: bool = False  # a line of the log for every request
+    has_audit_log: bool = False  # one of the log of its own for every change, and everything that was refused
 
     @property
     def socket(self) -> Path:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import SandboxId
 from atoll.storage.epitaphs import Epitaphs
 from atoll.storage.lost import LostDisks
+
+
+class StorageRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """The room of all disks together, in bytes: what they may hold, what they do, and what they are promised."""
+
+    size: int
+    used: int
+    promised: int
 
 
 class Storage(Protocol):
@@ -82,6 +92,10 @@ class Storage(Protocol):
 
     def used(self, sandbox: SandboxId) -> int:
         """Bytes in use."""
+        ...
+
+    def room(self) -> StorageRoom:
+        """Looked at, which takes no longer where there are many."""
         ...
 
     def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from atoll.protocol.errors import AtollError, ErrorCode, cannot_write, error
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import MAX_BYTES
 from atoll.storage import attributes
+from atoll.storage.base import StorageRoom
 from atoll.storage.epitaphs import Epitaphs
 from atoll.storage.lost import DIRECTORY as LOST
 from atoll.storage.lost import LostDisks
@@ -105,6 +107,11 @@ class DirectoryStorage:
     def used(self, sandbox: SandboxId) -> int:
         files = (path.lstat() for path in (self._root / sandbox).rglob("*"))
         return sum(status.st_blocks * 512 for status in files)
+
+    def room(self) -> StorageRoom:
+        """The room of the file system, which others use too; nothing is promised of it."""
+        found = shutil.disk_usage(self._root)
+        return StorageRoom(size=found.total, used=found.used, promised=0)
 
     def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:
         number = problem.context.get("errno")

@@ -23,7 +23,7 @@ from atoll.protocol.errors import AtollError, cannot_write
 from atoll.protocol.ids import SandboxId
 from atoll.protocol.limits import limit_in_use
 from atoll.storage import admission, attributes, backing, btrfs, failures, recovery
-from atoll.storage.base import Storage
+from atoll.storage.base import Storage, StorageRoom
 from atoll.storage.directory import RECORD, DirectoryStorage, already_exists, existing
 from atoll.storage.epitaphs import Epitaphs
 from atoll.storage.headroom import Headroom
@@ -245,6 +245,10 @@ class PoolStorage:
             return self._quotas.used(sandbox)
         except KeyError as cause:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._disks / sandbox)) from cause
+
+    def room(self) -> StorageRoom:
+        looked = self._headroom.look()
+        return StorageRoom(size=self.size, used=looked.used, promised=self._quotas.committed)
 
     def explain(self, problem: AtollError, sandbox: SandboxId) -> AtollError:
         if failures.may_be_of_read_only(problem):

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -113,6 +114,10 @@ class KeyRows(Protocol):
 
     async def all(self) -> list[KeptKey]:
         """In the order in which they were made."""
+        ...
+
+    async def note_use(self, key_id: str, moment: datetime) -> None:
+        """Note when a key was used last; a key that is gone is fine."""
         ...
 
     async def remove(self, key_id: str) -> bool:

@@ -38,7 +38,7 @@ from atoll.supervisor.agent_link import IDLE_SECONDS, AgentLink
 from atoll.supervisor.conflicts import check_agreement
 from atoll.supervisor.history import History
 from atoll.supervisor.lifecycle import ASKED_FOR, ATOLL, Effect, Event, Lifecycle, State, step
-from atoll.supervisor.plans import Plan
+from atoll.supervisor.plans import Plan, Upkeep
 from atoll.supervisor.records import SandboxRecord
 from atoll.supervisor.running import KERNEL, Order, Running, not_found
 
@@ -71,10 +71,16 @@ class Caller(msgspec.Struct, frozen=True):
 
     name: str
     makes_none: bool = False
+    labels: dict[str, str] = {}  # that whatever it makes has, and keeps
 
     def order(self, cause: str) -> Order:
         """For what this one has done to a sandbox; one that is not there yet is a usual one."""
-        return Order(cause, self.name, None if self.makes_none else Plan())
+        return Order(cause, self.name, None if self.makes_none else self.plan)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of a usual sandbox of this caller's."""
+        return Plan(upkeep=Upkeep(labels=self.labels)) if self.labels else Plan()
 
 
 class SandboxActor:

@@ -11,6 +11,7 @@ from atoll.protocol.errors import AtollError
 from atoll.protocol.sandboxes import REMOVED_LATER, STATE_CHANGES, SandboxEvent, SandboxState
 from atoll.store import moments
 from atoll.store.timeline import DESTROYED
+from atoll.telemetry import counted
 from atoll.telemetry.log_lines import about
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class History:
     def _tell(self, event: Entry) -> None:
         if event.what in STATE_CHANGES:
             self.last_change = event
+        if event.what in counted.EVENTS:
+            counted.events.add(event.what)
         if event.what in LOGGED and event.count.bit_count() == 1:  # what repeats itself is told ever more seldom
             self._log(event)
         self._tell_followers(event.told())

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 async def set_labels(actor: SandboxActor, labels: dict[str, str], by: Caller) -> None:
-    check_labels(labels)
+    """Replace its labels; those of the key of whoever asks stay."""
+    labels = check_labels({**labels, **by.labels})
     async with actor.change():
         record = await actor.record_to_change(by)
         await actor.workshop.update(record, upkeep=replace(record.upkeep, labels=labels))

@@ -24,6 +24,10 @@ class PromisedMemory:
         self._running: dict[str, int] = {}  # by generation
 
     @property
+    def most(self) -> int:
+        return int(self._has * self._overcommit)
+
+    @property
     def total(self) -> int:
         return self._under_way + sum(self._running.values())
 
@@ -35,7 +39,7 @@ class PromisedMemory:
     def launching(self, memory: int) -> Iterator[None]:
         """A sandbox is started, which gets so much; or MEMORY_COMMITTED."""
         memory = self._usable(memory)
-        most, promised = int(self._has * self._overcommit), self.total
+        most, promised = self.most, self.total
         if promised + memory > most:
             raise _too_much(self._has, most, promised, memory)
         self._under_way += memory

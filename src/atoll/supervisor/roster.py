@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
 from math import inf
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ class Roster:
     """The only place where sandboxes are found by id."""
 
     def __init__(self, workshop: Workshop, timeline: Timeline) -> None:
-        self._workshop = workshop
+        self.workshop = workshop
         self._timeline = timeline
         self._actors: dict[SandboxId, SandboxActor] = {}
         self._too_many = MANY_ACTORS
@@ -46,12 +46,12 @@ class Roster:
 
     async def __aenter__(self) -> Roster:
         """Go on with what an earlier server left running."""
-        check_room_for(len(self._workshop.inherited.running))
-        for record in self._workshop.records():
+        check_room_for(len(self.workshop.inherited.running))
+        for record in self.workshop.records():
             await self.actor(record.id).adopt()
         await self._timeline.retire_unrecorded()
         self._begin(self._keep_deadlines(), "keep the deadlines of sandboxes")
-        self._begin(Recovery(self._workshop, self).watch(), "recover disks that take nothing more")
+        self._begin(Recovery(self.workshop, self).watch(), "recover disks that take nothing more")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -72,7 +72,7 @@ class Roster:
         if name not in self._actors:
             if len(self._actors) >= self._too_many:
                 self._forget_unused()
-            self._actors[name] = SandboxActor(name, self._workshop, self._timeline, self._deadlines)
+            self._actors[name] = SandboxActor(name, self.workshop, self._timeline, self._deadlines)
         return self._actors[name]
 
     def actors(self) -> list[SandboxActor]:
@@ -84,7 +84,7 @@ class Roster:
         One that somebody holds stays, if only between looking it up and using it: two actors of one id would start two
         sandboxes on one disk. So each is let go of, and put back if it lives on.
         """
-        for name in [name for name in self._actors if not self._workshop.exists(name)]:
+        for name in [name for name in self._actors if not self.workshop.exists(name)]:
             dropped = weakref.ref(self._actors.pop(name))
             if held := dropped():
                 self._actors[name] = held
@@ -98,23 +98,47 @@ class Roster:
         return self._who_needs_us is not None
 
     async def list_lost(self) -> list[LostSandbox]:
-        return await asyncio.to_thread(self._workshop.lost.all)
+        return await asyncio.to_thread(self.workshop.lost.all)
 
     async def adopt_lost(self, name: str, asked: AdoptRequest, by: Caller) -> SandboxInfo:
-        actor = self.actor(asked.id or self._workshop.lost.id_of(name))
+        actor = self.actor(asked.id or self.workshop.lost.id_of(name))
         await actor.take_back(name, asked.image, by)
         return describe(actor)
 
     async def remove_lost(self, name: str) -> None:
-        await self._workshop.lost.remove(name)
+        await self.workshop.lost.remove(name)
 
-    async def list(self, query: SandboxQuery, *, with_use: bool = False) -> SandboxList:
-        """A page of them. Nobody waits for it: after every few sandboxes it is everybody else's turn."""
+    async def states(self) -> list[str]:
+        """The states of all sandboxes."""
+        found = []
+        for number, record in enumerate(self.workshop.records()):
+            if number % LOOKS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            found.append(self.actor(record.id).state.value)
+        return found
+
+    def labels_of(self, sandbox: SandboxId) -> dict[str, str] | None:
+        """None if there is no such sandbox."""
+        record = self.workshop.find(sandbox)
+        return record.upkeep.labels if record else None
+
+    async def list(
+        self,
+        query: SandboxQuery,
+        *,
+        with_use: bool = False,
+        may_see: Callable[[str, dict[str, str]], bool] | None = None,
+    ) -> SandboxList:
+        """A page of them, of those that one `may_see`. Nobody waits for it: after every few sandboxes it is everybody
+        else's turn.
+        """
         found: list[SandboxInfo] = []
-        for number, record in enumerate(self._workshop.records()):
+        for number, record in enumerate(self.workshop.records()):
             if number % LOOKS_PER_TURN == 0:
                 await asyncio.sleep(0)
             if record.id <= query.after or not query.labels.items() <= record.upkeep.labels.items():
+                continue
+            if may_see and not may_see(record.id, record.upkeep.labels):
                 continue
             if query.state not in (None, self.actor(record.id).state):
                 continue

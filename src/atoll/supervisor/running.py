@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from atoll.supervisor.agent_link import AgentLink, check_room, link_to
 from atoll.supervisor.lifecycle import ATOLL, Effect, Event
 from atoll.supervisor.plans import Plan
 from atoll.supervisor.to_the_end import to_the_end
+from atoll.telemetry import counted
 
 if TYPE_CHECKING:
     from atoll.protocol.errors import ErrorBody
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 KERNEL = "kernel"
 SHOWN = 3
 AFTER_LOSS = "sandbox %s is made anew and empty, while a disk of that id is set aside (`atoll ls --lost`): %s"
+STARTS = {Effect.MAKE: "created", Effect.START: "started", Effect.THAW: "thawed"}
 WATCH_PAUSE_SECONDS = 1.0
 KILLS = {
     EventKind.OOM_KILLED: ("it used all the memory it may", KERNEL),
@@ -91,6 +94,13 @@ class Running:
 
     async def perform(self, effect: Effect, order: Order) -> Event:
         """Returns what became of it; if it raises, `found` knows."""
+        began = time.monotonic()
+        found = await self._perform(effect, order)
+        if kind := STARTS.get(effect):
+            counted.starts.note(kind, time.monotonic() - began)
+        return found
+
+    async def _perform(self, effect: Effect, order: Order) -> Event:
         match effect:
             case Effect.MAKE:
                 return await self._make(order)

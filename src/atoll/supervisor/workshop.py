@@ -97,7 +97,7 @@ class Workshop:
             undo.pop_all()
         self.gateway = GatewayProcess(upstream, runtime) if upstream else None
         self.inherited = Inherited()
-        self._memory = PromisedMemory(memory_overcommit)
+        self.promised_memory = PromisedMemory(memory_overcommit)
         self._removing, self._gate = asyncio.Lock(), Gate()
         self._state = state
         self.lost = LostAndFound(self, state, keep_lost)
@@ -269,7 +269,10 @@ class Workshop:
 
     async def set_limits(self, record: SandboxRecord, limits: Limits, live: LiveSandbox | None) -> None:
         """From now on, also if it runs: all of them, or none. If we are killed half way it has them until it stops."""
-        with self.using_disks(), self._memory.changing(live.generation, limits.memory) if live else nullcontext():
+        with (
+            self.using_disks(),
+            self.promised_memory.changing(live.generation, limits.memory) if live else nullcontext(),
+        ):
             self.storage.resize(record.id, limits.disk)
             try:
                 if live:
@@ -285,7 +288,7 @@ class Workshop:
     async def stop(self, sandbox: LiveSandbox) -> None:
         """End what runs of it. Record and files stay. Twice is fine."""
         await self.engine.stop(sandbox)
-        self._memory.forget(sandbox.generation)
+        self.promised_memory.forget(sandbox.generation)
 
     def default_env(self, record: SandboxRecord) -> dict[str, str]:
         """The variables that it has without being told."""
@@ -308,7 +311,7 @@ class Workshop:
                 remedy="Its files are kept; remove it, or start it again.",
                 sandbox=name,
             )
-        self._memory.note(live.generation, record.limits.memory)
+        self.promised_memory.note(live.generation, record.limits.memory)
         return live
 
     async def remove(self, sandbox_id: str) -> None:
@@ -398,12 +401,12 @@ class Workshop:
             raise cannot_write(cause.filename or f"image {image!r}", cause) from cause
 
     async def _launch(self, spec: SandboxSpec) -> LiveSandbox:
-        with self._memory.launching(spec.limits.memory):
+        with self.promised_memory.launching(spec.limits.memory):
             try:
                 sandbox = await self.engine.start(spec)
             except AtollError as problem:
                 raise self.storage.explain(problem, spec.id) from problem
-            self._memory.note(sandbox.generation, spec.limits.memory)
+            self.promised_memory.note(sandbox.generation, spec.limits.memory)
             return sandbox
 
     async def _put_on_record(self, sandbox: LiveSandbox, record: SandboxRecord) -> None:

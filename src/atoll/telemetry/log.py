@@ -21,6 +21,7 @@ from atoll.telemetry.log_lines import JsonLines, LogFormat, TextLines
 
 MAX_WAITING = 4_096
 END_SECONDS = 2.0  # a disk that stands still does not keep the server from its end
+ACCESS, AUDIT = "atoll.access", "atoll.audit"  # loggers of what was asked for, and of what was done
 SELDOM, SELDOM_SECONDS = 20, 10.0
 
 logger = logging.getLogger("atoll.telemetry")
@@ -84,18 +85,20 @@ class QueuedHandler(logging.Handler):
 
 
 @contextmanager
-def opened_log(sink: Sink, format: LogFormat) -> Iterator[None]:
-    """All loggers write there while this lasts."""
+def opened_log(sink: Sink, format: LogFormat, name: str = "") -> Iterator[None]:
+    """All loggers write there while this lasts; or one by its name, which then writes nowhere else."""
     handler = QueuedHandler(sink, format)
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    writer = logging.getLogger(name)
+    level = writer.level
+    writer.addHandler(handler)
+    writer.setLevel(logging.INFO)
+    writer.propagate = not name
     try:
         yield
     finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
+        writer.removeHandler(handler)
+        writer.setLevel(level)
+        writer.propagate = True
         handler.close()
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from atoll.protocol.errors import AtollError
 from atoll.protocol.limits import MIB
 from atoll.server.settings import IDLE_EXIT_SECONDS, Settings
 from atoll.supervisor.promised_memory import OVERCOMMIT
-from atoll.telemetry.log import opened_log
+from atoll.telemetry.log import AUDIT, opened_log
 from atoll.telemetry.log_file import LogFile, Sink, StandardError
 from atoll.telemetry.log_lines import LogFormat
 
@@ -154,6 +155,12 @@ class Times(click.FloatRange):
 @click.option(
     "--log-files", type=click.IntRange(0, 1000), default=5, metavar="N", help="So many full ones are kept; 5."
 )
+@click.option("--access-log", is_flag=True, help="Have a line in the log for every request: who, what, how long.")
+@click.option(
+    "--audit-log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file for every change and everything that was refused, as JSON: who, what, of which sandbox.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --log-format json; errors too.")
 def serve(
     host: str | None,
@@ -175,6 +182,8 @@ def serve(
     log_file: Path | None,
     log_size: int,
     log_files: int,
+    access_log: bool,
+    audit_log: Path | None,
     as_json: bool,
 ) -> None:
     """Run the server in the foreground.
@@ -209,14 +218,26 @@ def serve(
             refused=refuse_range,
             proxy=proxy,
         ),
+        has_access_log=access_log,
+        has_audit_log=audit_log is not None,
     )
     sink: Sink = StandardError()
     if log_file is not None:
         sink = LogFile(log_file.absolute(), log_size * MIB, log_files, takes_stderr=embedded)
-        if sys.platform != "win32":
-            signal.signal(signal.SIGHUP, lambda *_: sink.reopen())
-    with opened_log(sink, LogFormat.JSON if as_json else LogFormat(log_format)):
+    files = [sink] if isinstance(sink, LogFile) else []
+    with ExitStack() as logs:
+        logs.enter_context(opened_log(sink, LogFormat.JSON if as_json else LogFormat(log_format)))
+        if audit_log is not None:
+            files.append(LogFile(audit_log.absolute(), log_size * MIB, log_files))
+            logs.enter_context(opened_log(files[-1], LogFormat.JSON, AUDIT))
+        if files and sys.platform != "win32":
+            signal.signal(signal.SIGHUP, lambda *_: reopen(files))
         run_logged(settings, has_file=log_file is not None)
+
+
+def reopen(files: list[LogFile]) -> None:
+    for file in files:
+        file.reopen()
 
 
 def run_logged(settings: Settings, *, has_file: bool) -> None:

@@ -161,6 +161,9 @@ class CgroupsV1:
     def is_frozen(self, name: str) -> bool:
         return group_files.read(self._roots["freezer"], f"{name}/freezer.state").strip() != "THAWED"
 
+    def memory_used(self) -> int:
+        return int(group_files.read(self._roots["memory"], "memory.usage_in_bytes"))
+
     def usage(self, name: str) -> Usage:
         memory = self._roots["memory"]
         return Usage(

@@ -114,6 +114,9 @@ class CgroupsV2:
     def is_frozen(self, name: str) -> bool:
         return group_files.read(self._root, f"{name}/cgroup.freeze").strip() == "1"
 
+    def memory_used(self) -> int:
+        return int(group_files.read(self._root, "memory.current"))
+
     def usage(self, name: str) -> Usage:
         cpu = parse_keyed(group_files.read(self._root, f"{name}/cpu.stat"))
         return Usage(

@@ -294,6 +294,9 @@ class NativeEngine:
         """Read in a thread: the kernel takes its time to add up what many cpus counted."""
         return await asyncio.to_thread(self._cgroups.usage, self._known(sandbox).group)
 
+    async def memory_used(self) -> int:
+        return await asyncio.to_thread(self._cgroups.memory_used)
+
     async def open_port(self, sandbox: LiveSandbox, port: int) -> socket.socket:
         if not 0 < port < 65_536:
             raise error(ErrorCode.INVALID_PORT, f"{port} is not a port", remedy="Give 1 to 65535.", port=port)

@@ -19,6 +19,7 @@ from atoll.protocol.errors import AtollError
 from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
 from atoll.server.bodies import read_json, wants, while_client_waits
 from atoll.server.command_bodies import ExecEventBody, ExecRequest, ExecResultBody
+from atoll.server.observer import sight_of
 from atoll.server.problems import bad_request, json_response
 from atoll.server.routes.sandboxes import actor_of, caller_of
 from atoll.supervisor.actor import Caller, SandboxActor
@@ -34,6 +35,7 @@ async def run_command(request: Request) -> Response:
     asked = await read_json(request, ExecRequest)
     is_stream = wants(request, EVENT_STREAM)
     call, stdin = to_call(asked, MAX_OUTPUT_KEPT if is_stream else MAX_JSON_OUTPUT), to_stdin(asked)
+    sight_of(request.scope).operation = str(call.__struct_config__.tag)
     actor = actor_of(request)
     if is_stream:
         events = stream(actor, caller_of(request), call, stdin)

@@ -40,6 +40,8 @@ from atoll.protocol.frames import (
 from atoll.protocol.messages import encode_message
 from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.connections import Body, Departure, Wire, departure_of, wire_of
+from atoll.server.observer import Sight, sight_of
+from atoll.server.permissions import permitted_call
 from atoll.server.problems import log_if_ours, problem_response
 from atoll.supervisor.agent_connection import AgentConnection, Exchange
 from atoll.supervisor.agent_link import AgentLink
@@ -57,7 +59,7 @@ class Relay:
     """POST /v1/sandboxes/{id}/call"""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = Answer(send, wire_of(scope))
+        answer = Answer(send, wire_of(scope), sight_of(scope))
         try:
             await self._relay(scope, receive, answer)
         except AtollError as problem:
@@ -77,8 +79,9 @@ class Relay:
             raise error(
                 ErrorCode.INVALID_REQUEST, "the body begins with no CALL frame", remedy="Use the SDK, or /exec."
             )
+        message = permitted_call(call.payload, scope)
         actor = roster.actor(scope["path_params"]["id"])
-        await actor.do(scope["caller"], partial(exchange, call.payload, requests, answer))
+        await actor.do(scope["caller"], partial(exchange, message, requests, answer))
 
 
 async def exchange(message: bytes, requests: Requests, answer: Answer, link: AgentLink) -> None:
@@ -189,8 +192,9 @@ def check_input(frame: Frame) -> Frame:
 class Answer:
     """The response. What is there at once goes out at once."""
 
-    def __init__(self, send: Send, wire: Wire) -> None:
+    def __init__(self, send: Send, wire: Wire, sight: Sight) -> None:
         self.has_begun = False
+        self._sight = sight
         self._send = send
         self._wire = wire
         self._has_frames = False
@@ -234,6 +238,7 @@ class Answer:
         except AtollError as problem:
             if not parts and not self._has_frames:
                 raise
+            self._sight.code = problem.code
             parts.append(encode_frame(FrameKind.FAILED, encode_message(problem.to_body())))
             return parts, True
 
@@ -256,6 +261,7 @@ ROUTES = (
         operation_id="call_agent",
         summary="What the SDK uses: a call to the agent and its answer, in frames",
         tag="commands",
+        is_call=True,
         body=bytes,
         body_type=FRAMES,
         answers={200: bytes},

@@ -26,8 +26,9 @@ from atoll.protocol.sandboxes import (
     SleepRequest,
     UpkeepChanges,
 )
-from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute
+from atoll.server.api_route import EVENT_STREAM, SANDBOX, ApiRoute, Reach
 from atoll.server.bodies import last_event, read_json, wants
+from atoll.server.permissions import sees
 from atoll.server.problems import bad_request, json_response
 from atoll.server.queries import MAX_NUMBER, Query
 from atoll.supervisor import labels, limits, upkeep, variables
@@ -78,7 +79,8 @@ async def list_sandboxes(request: Request, query: ListQuery) -> Response:
         limit=query.limit,
         after="" if query.after is None else parse_sandbox_id(query.after),
     )
-    return json_response(await roster_of(request).list(wanted, with_use=query.usage))
+    may_see = sees(request.scope)
+    return json_response(await roster_of(request).list(wanted, with_use=query.usage, may_see=may_see))
 
 
 def _labels(given: tuple[str, ...]) -> dict[str, str]:
@@ -92,9 +94,11 @@ def _labels(given: tuple[str, ...]) -> dict[str, str]:
 
 
 async def create_sandbox(request: Request) -> Response:
-    options = await read_json(request, SandboxOptions)
+    options, caller = await read_json(request, SandboxOptions), caller_of(request)
+    if caller.labels:
+        options = msgspec.structs.replace(options, labels={**(options.labels or {}), **caller.labels})
     actor = actor_of(request)
-    is_new = await actor.ensure(make_plan(options), caller_of(request), strictly=options if options.strict else None)
+    is_new = await actor.ensure(make_plan(options), caller, strictly=options if options.strict else None)
     ignored = {} if is_new else differences(options, actor.record())
     return json_response(msgspec.structs.replace(describe(actor), ignored=ignored), 201 if is_new else 200)
 
@@ -172,6 +176,7 @@ ROUTES = (
         handler=list_sandboxes,
         summary="Sandboxes by id, all or those with some labels or in some state; a page of them",
         tag="sandboxes",
+        reach=Reach.FILTERED,
         query=ListQuery,
         answers={200: SandboxList},
     ),

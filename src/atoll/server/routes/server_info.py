@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atoll.protocol.sandboxes import ServerInfo
-from atoll.server.api_route import ApiRoute
+from atoll.server.api_route import ApiRoute, Reach
 from atoll.server.problems import json_response
 from atoll.telemetry.preparations import under_way
 
@@ -23,6 +23,7 @@ ROUTES = (
         handler=get_server,
         summary="Which server this is",
         tag="server",
+        reach=Reach.KEY,
         answers={200: ServerInfo},
     ),
 )

@@ -251,6 +251,17 @@ async def tell_problem(socket: WebSocket, problem: AtollError) -> None:
         await close(socket, CLOSED_BY_STATUS + problem.code.status, problem.code)
 
 
+# A view takes input, and answers the upgrade of a GET.
+VIEW = ApiRoute(
+    method="GET",
+    path=PATH,
+    handler=view,
+    changes=True,
+    summary="A terminal, seen and typed into",
+    tag="terminals",
+    answers={},
+)
+
 ROUTES = (
     ApiRoute(
         method="GET",

@@ -72,6 +72,12 @@ MIGRATIONS = (
     """
     ALTER TABLE sandboxes ADD COLUMN local BLOB;
     """,
+    # What a key is for, until when, and when it was used. One without a scope is of an earlier version: for everything.
+    """
+    ALTER TABLE keys ADD COLUMN scope BLOB;
+    ALTER TABLE keys ADD COLUMN expires_at TEXT;
+    ALTER TABLE keys ADD COLUMN last_used TEXT;
+    """,
 )
 
 logger = logging.getLogger("atoll.store")
