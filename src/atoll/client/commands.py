@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import io
-import os
-import socket
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import SupportsIndex
 
 from atoll.client.plumbing.feeds import AsyncFeed
 from atoll.client.plumbing.network import NotYet
 from atoll.client.plumbing.remote_sandbox import Frames, RemoteSandbox
-from atoll.client.plumbing.waiting import CANCELLATIONS, is_readable, settle
-from atoll.protocol.arguments import check_callback, check_count, check_directory, check_variables, wrong_argument
+from atoll.client.plumbing.waiting import CANCELLATIONS, settle
+from atoll.client.standard_input import Stdin, input_chunks
+from atoll.protocol.arguments import (
+    Directory,
+    Word,
+    check_callback,
+    check_command,
+    check_count,
+    check_directory,
+    check_variables,
+)
 from atoll.protocol.commands import CommandFold, CommandText, Exec, ExecDone, ExecShell
-from atoll.protocol.durations import parse_duration
-from atoll.protocol.errors import AtollError, ErrorCode, error, shown
+from atoll.protocol.durations import Duration, parse_duration
+from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import Frame
 from atoll.protocol.sessions import DEFAULT_SESSION
 from atoll.values.commands import ExecEvent, ExecResult
 
 MAX_OUTPUT = 64 * 2**20  # of each stream, for `exec` without max_output: it keeps everything in memory
-INPUT_CHUNK = 64 * 1024
 
-Command = str | Sequence[str]
-Bytes = bytes | bytearray | memoryview
-Stdin = str | Bytes | Iterable[str | Bytes]
+Command = str | Sequence[Word]
 OnOutput = Callable[[str, str], object]
 Environment = Mapping[str, str | None]
 
@@ -43,22 +45,23 @@ class AsyncCommands:
         self,
         command: Command,
         *,
-        cwd: str | None = None,
+        cwd: Directory | None = None,
         env: Environment | None = None,
-        timeout: float | str | None = None,
+        timeout: Duration | None = None,
         stdin: Stdin | None = None,
         on_output: OnOutput | None = None,
-        max_output: int | None = None,
+        max_output: SupportsIndex | None = None,
     ) -> ExecResult:
         """Run a command and return its result, whatever its exit code.
 
         `command` is a string for the session's shell, which keeps its directory, variables and functions from one
         to the next, or a list of words that no shell touches. `cwd` and `env` hold for this command alone; None as a
         value takes a variable away. Strings of one session run one at a time; a list runs at once, where the last
-        finished command left the session, and with its variables. `timeout` is in seconds or "30s", "5m", "1h", from
-        the call on; what it ends has exit code 124, and if a string's turn has not come by then, it is SESSION_BUSY,
-        which is a TimeoutError: nothing ran. `stdin` is text, bytes, or an iterable of either,
-        such as a file; a pipe that was opened for bytes is passed on as it comes, and may outlast the command.
+        finished command left the session, and with its variables. `timeout` is in seconds, a timedelta, or "30s", "5m",
+        "1h30m", from the call on; what it ends has exit code 124, and if a string's turn has not come by then, it is
+        SESSION_BUSY, which is a TimeoutError: nothing ran. `stdin` is text, bytes, or an iterable of either, such as a
+        file; a pipe that was opened for bytes is passed on as it comes, and may outlast the command. An iterator works
+        in a thread of its own, and nothing waits for it but the command.
         `on_output("stdout" or "stderr", text)` is called with output as it comes. Each stream is kept up to
         `max_output` bytes, 64 MiB if not given.
         """
@@ -82,7 +85,7 @@ class AsyncCommands:
             exit_code=done.exit_code,
             stdout_bytes=output.stdout,
             stderr_bytes=output.stderr,
-            command=command if isinstance(command, str) else list(command),
+            command=call.command if isinstance(call, ExecShell) else call.argv,
             duration=done.duration,
             timestamp=started,
             session_id=self._session_id,
@@ -96,11 +99,11 @@ class AsyncCommands:
         self,
         command: Command,
         *,
-        cwd: str | None = None,
+        cwd: Directory | None = None,
         env: Environment | None = None,
-        timeout: float | str | None = None,
+        timeout: Duration | None = None,
         stdin: Stdin | None = None,
-        max_output: int | None = None,
+        max_output: SupportsIndex | None = None,
     ) -> AsyncCommandStream:
         """Run a command and iterate over what happens, as it happens:
 
@@ -184,138 +187,35 @@ async def _tell_all(frames: Frames[ExecDone], fold: CommandFold, on_output: OnOu
 def make_call(
     session_id: str,
     command: Command,
-    cwd: str | None,
+    cwd: Directory | None,
     env: Environment | None,
-    timeout: float | str | None,
+    timeout: Duration | None,
     has_stdin: bool,
-    max_output: int | None,
+    max_output: SupportsIndex | None,
 ) -> Exec | ExecShell:
-    variables, cwd = check_variables(env), check_directory(cwd)
-    if max_output is not None:
-        check_count(max_output, "max_output")
+    variables, directory = check_variables(env), check_directory(cwd)
+    most = None if max_output is None else check_count(max_output, "max_output")
     seconds = None if timeout is None else parse_duration(timeout)
-    if isinstance(command, str):
+    words = check_command(command)
+    if isinstance(words, str):
         return ExecShell(
-            command=command,
+            command=words,
             session_id=session_id,
-            cwd=cwd,
+            cwd=directory,
             env=variables,
             stdin=has_stdin,
             timeout=seconds,
-            max_output=max_output,
+            max_output=most,
         )
-    if isinstance(command, list | tuple) and command and all(isinstance(word, str) for word in command):
-        return Exec(
-            argv=list(command),
-            session_id=session_id,
-            cwd=cwd,
-            env=variables,
-            stdin=has_stdin,
-            timeout=seconds,
-            max_output=max_output,
-        )
-    raise error(
-        ErrorCode.INVALID_COMMAND,
-        f"{shown(command, 200)} is not a command",
-        remedy="Give a string for the shell, or a list of at least one word.",
-        field="command",
-        value=shown(command, 200),
+    return Exec(
+        argv=words,
+        session_id=session_id,
+        cwd=directory,
+        env=variables,
+        stdin=has_stdin,
+        timeout=seconds,
+        max_output=most,
     )
-
-
-def input_chunks(stdin: Stdin) -> Iterator[bytes | NotYet]:
-    """Standard input in pieces of a size that fits a frame. An empty one would mean its end."""
-    if isinstance(stdin, str | Bytes):
-        return _pieces([stdin])
-    if sys.platform == "win32" and isinstance(stdin, io.FileIO | io.BufferedReader):
-        return _pumped(stdin)
-    if isinstance(stdin, io.FileIO):
-        return _as_it_comes(stdin)
-    if isinstance(stdin, io.BufferedReader) and isinstance(stdin.raw, io.FileIO) and not stdin.seekable():
-        return _as_it_comes(stdin.raw, _take_buffered(stdin))
-    if isinstance(stdin, Iterable):
-        return _pieces(stdin)
-    raise _no_input(stdin)
-
-
-def _pieces(stdin: Iterable[str | Bytes]) -> Iterator[bytes]:
-    for piece in stdin:
-        if not isinstance(piece, str | Bytes):
-            raise _no_input(piece)
-        try:
-            data = memoryview(piece.encode() if isinstance(piece, str) else piece).cast("B")
-        except UnicodeEncodeError as cause:
-            raise _no_input(piece) from cause
-        for start in range(0, len(data), INPUT_CHUNK):
-            yield bytes(data[start : start + INPUT_CHUNK])
-
-
-def _take_buffered(stdin: io.BufferedReader) -> bytes:
-    """The bytes that a reader has read ahead of whoever reads it, without waiting for more."""
-    if sys.platform == "win32":  # where a thread reads
-        return b""
-    blocks = os.get_blocking(stdin.fileno())
-    os.set_blocking(stdin.fileno(), False)
-    try:
-        return stdin.read1(len(stdin.peek()))
-    finally:
-        os.set_blocking(stdin.fileno(), blocks)
-
-
-def _as_it_comes(stdin: io.FileIO, first: bytes = b"") -> Iterator[bytes | NotYet]:
-    """A pipe or a socket may be silent for long, and the command be done without it."""
-    yield from _pieces([first])
-    while True:
-        while not is_readable(stdin.fileno()):
-            yield NotYet(stdin.fileno())
-        data = stdin.read(INPUT_CHUNK)
-        if data is None:  # another process read it first
-            continue
-        if not data:
-            return
-        yield data
-
-
-def _pumped(stdin: io.FileIO | io.BufferedReader) -> Iterator[bytes | NotYet]:
-    """Standard input where only sockets can be waited for, as on Windows: a thread moves it into one.
-
-    What it has read ahead when the command is done is lost.
-    """
-    near, far = socket.socketpair()
-    failures: list[OSError] = []
-    threading.Thread(target=_pump, args=(stdin, far, failures), daemon=True).start()
-    with near:
-        while True:
-            while not is_readable(near.fileno()):
-                yield NotYet(near.fileno())
-            data = near.recv(INPUT_CHUNK)
-            if not data:
-                break
-            yield data
-    if failures:
-        raise failures[0]
-
-
-def _pump(stdin: io.FileIO | io.BufferedReader, far: socket.socket, failures: list[OSError]) -> None:
-    read = stdin.read1 if isinstance(stdin, io.BufferedReader) else stdin.read
-    with far:
-        while True:
-            try:
-                data = read(INPUT_CHUNK)
-            except OSError as cause:
-                failures.append(cause)
-                return
-            if not data:
-                return
-            try:
-                far.sendall(data)
-            except OSError:  # the command is done, and nobody reads
-                return
-
-
-def _no_input(stdin: object) -> AtollError:
-    remedy = "Give text that can be UTF-8, bytes, or an iterable of either, such as a file."
-    return wrong_argument("stdin", stdin, "cannot be standard input", remedy)
 
 
 def _completion(done: ExecDone) -> ExecEvent:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import SupportsIndex
 
-from atoll.client.commands import Environment, Stdin, input_chunks
+from atoll.client.commands import Environment
 from atoll.client.handles import Handle
 from atoll.client.plumbing.exclusive import Exclusive
 from atoll.client.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.client.plumbing.transport import CancelScope
 from atoll.client.plumbing.waiting import CANCELLATIONS
+from atoll.client.standard_input import Stdin, input_chunks
 from atoll.protocol.arguments import Directory, Word, check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.terminals import (

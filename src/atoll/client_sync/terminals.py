@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import SupportsIndex
 
-from atoll.client_sync.commands import Environment, Stdin, input_chunks
+from atoll.client_sync.commands import Environment
 from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.exclusive import Exclusive
 from atoll.client_sync.plumbing.remote_sandbox import Frames, RemoteSandbox
 from atoll.client_sync.plumbing.transport import CancelScope
 from atoll.client_sync.plumbing.waiting import CANCELLATIONS
+from atoll.client_sync.standard_input import Stdin, input_chunks
 from atoll.protocol.arguments import Directory, Word, check_directory, check_variables, wrong_argument
 from atoll.protocol.errors import AtollError, ErrorCode, as_id, error
 from atoll.protocol.terminals import (

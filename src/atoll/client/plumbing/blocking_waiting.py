@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ from atoll.protocol.errors import ErrorCode, error
 
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 T = TypeVar("T")
+
+_this_thread = threading.local()
 
 # A thread has none: what interrupts it may come between any two steps, so what it did cannot go on.
 CANCELLATIONS: tuple[type[BaseException], ...] = ()
@@ -69,6 +71,26 @@ def next_piece(iterator: Any) -> object:
     return next(iterator, None)
 
 
+def is_awaited(source: object) -> bool:
+    """Nothing is: who could wait for it?"""
+    return False
+
+
+def begin_making() -> None:
+    """For a thread that makes input: whoever waits for it may be in, so it waits for nobody's turn."""
+    _this_thread.makes_input = True
+
+
+def start_making_awaited(
+    source: AsyncIterable[object],
+    cut: Callable[[object], Iterator[bytes]],
+    sink: socket.socket,
+    failures: list[BaseException],
+) -> Callable[[], None]:
+    """Never called: nothing is awaited."""
+    raise NotImplementedError
+
+
 def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
     """The result of a function that waits for a disk. So do we."""
     return function(*arguments)
@@ -90,6 +112,11 @@ class Lock:
             message = "this thread uses the same stream or file already, and is in the midst of it"
             remedy = "A signal handler, and whatever makes its input, must leave it alone."
             raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy)
+        if getattr(_this_thread, "makes_input", False):
+            if not lock.acquire(blocking=False):
+                message = "a stream or file is in use, perhaps by whoever waits for the input that is made here"
+                raise error(ErrorCode.INVALID_REQUEST, message, remedy="Use another in what makes input.")
+            lock.release()
         held: AbstractContextManager[object] = lock  # itself: no Ctrl-C comes between its getting and its use
         return held
 

@@ -12,12 +12,15 @@ import inspect
 import select
 import socket
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 T = TypeVar("T")
 PROACTOR: type | None = getattr(asyncio, "ProactorEventLoop", None)  # Windows' own loop, which watches no sockets
+
+_makers: set[asyncio.Task[None]] = set()
 
 # They come where something is waited for and nowhere else, so what waited can go on.
 CANCELLATIONS: tuple[type[BaseException], ...] = (asyncio.CancelledError,)
@@ -88,6 +91,64 @@ def iterate(content: object) -> Any:
 async def next_piece(iterator: Any) -> object:
     """None at its end."""
     return await anext(iterator, None) if isinstance(iterator, AsyncIterator) else next(iterator, None)
+
+
+def is_awaited(source: object) -> bool:
+    """Whether its items are waited for."""
+    return isinstance(source, AsyncIterable)
+
+
+def begin_making() -> None:
+    """For a thread that makes input: nothing of a loop's can wait for it."""
+
+
+def start_making_awaited(
+    source: AsyncIterable[object],
+    cut: Callable[[object], Iterator[bytes]],
+    sink: socket.socket,
+    failures: list[BaseException],
+) -> Callable[[], None]:
+    """Move items that are waited for into a socket, which is closed then; what ends that."""
+    loop = asyncio.get_running_loop()
+    making = loop.create_task(_make_awaited(source, cut, sink, failures))
+    _makers.add(making)  # the loop alone does not keep it
+    making.add_done_callback(_makers.discard)
+
+    def stop() -> None:
+        with suppress(RuntimeError):  # its loop is over, and it with it
+            loop.call_soon_threadsafe(making.cancel)
+
+    return stop
+
+
+async def _make_awaited(
+    source: AsyncIterable[object],
+    cut: Callable[[object], Iterator[bytes]],
+    sink: socket.socket,
+    failures: list[BaseException],
+) -> None:
+    iterator = aiter(source)
+    sink.setblocking(False)
+    with sink:
+        try:
+            async for item in iterator:
+                for piece in cut(item):
+                    if not await _send(sink, piece):
+                        return
+        except Exception as cause:
+            failures.append(cause)
+        finally:
+            if isinstance(iterator, AsyncGenerator):
+                await iterator.aclose()
+
+
+async def _send(sink: socket.socket, piece: bytes) -> bool:
+    """False: nobody reads any more."""
+    try:
+        await asyncio.get_running_loop().sock_sendall(sink, piece)
+    except OSError:
+        return False
+    return True
 
 
 async def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
