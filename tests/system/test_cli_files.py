@@ -62,6 +62,30 @@ def test_what_cannot_be_copied_with_a_directory_is_named(cli: Cli, tmp_path: Pat
     assert b"'inside'" in cli("cp", "pipes:tree", f"{tmp_path}/back").stderr
 
 
+def test_what_is_excluded_stays_where_it_is(cli: Cli, tmp_path: Path) -> None:
+    box = sandbox(cli, "excluded")
+    for name in ("app/a.py", "app/a.pyc", "app/node_modules/b", "app/c.log"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "rules").write_text("*.log\n")
+    rules = ("-x", "node_modules", "--exclude", "*.pyc", "--exclude-from", str(tmp_path / "rules"))
+    assert cli("cp", *rules, f"{tmp_path}/app", "excluded:app").returncode == 0
+    assert box.readdir("app") == ["a.py"]
+    assert cli("cp", f"{tmp_path}/app", "excluded:all").returncode == 0
+    assert cli("cp", *rules, "excluded:all", f"{tmp_path}/back").returncode == 0
+    assert os.listdir(tmp_path / "back") == ["a.py"]
+    assert cli("cp", "--exclude-from", f"{tmp_path}/no", "excluded:all", f"{tmp_path}/more").returncode == 1
+
+
+def test_a_link_that_leads_out_is_named_and_stays(cli: Cli, tmp_path: Path) -> None:
+    sandbox(cli, "links")
+    cli("exec", "links", "mkdir tree && ln -s /etc/passwd tree/out && touch tree/file")
+    ran = cli("cp", "links:tree", f"{tmp_path}/tree")
+    assert ran.returncode == 0
+    assert ran.stderr == b"atoll: left out of 'tree', as a link that leads out of it: 'out' to '/etc/passwd'\n"
+    assert os.listdir(tmp_path / "tree") == ["file"]
+
+
 def test_standard_input_and_output_are_files_too(cli: Cli) -> None:
     sandbox(cli, "pipes")
     assert cli("cp", "-", "pipes:in.bin", stdin=LARGE).returncode == 0

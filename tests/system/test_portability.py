@@ -68,11 +68,11 @@ for name in ("large", "holes"):
 
 # What must not be written: out of the directory, or, where names mean more, by another name than its own.
 sandbox.exec("mkdir bad; ln -s / bad/out")
-try:
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
     sandbox.download("bad", here / "bad")
-except atoll.AtollError as problem:
-    assert problem.code == "UNSAFE_ARCHIVE", problem
-assert not (here / "bad").exists()
+assert "'out' to '/'" in str(told[0].message), told
+assert not list((here / "bad").iterdir())
 for name in ("a\\\\b", "c:x", "NUL.txt", "dot.", "s:stream"):
     assert sandbox.exec(["sh", "-c", 'rm -rf named; mkdir -p named; echo x > "named/$0"', name]).success
     try:

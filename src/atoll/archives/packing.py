@@ -8,6 +8,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from atoll.archives.descent import NO_FOLLOW, Descent, descend, flags, go_on
+from atoll.archives.exclusion import Exclusion
 from atoll.archives.holes import PIECE, map_of, read_by
 from atoll.archives.tar import END, MAX_NAME, Entry, EntryType, encode_entry, padding
 from atoll.protocol.errors import AtollError
@@ -16,7 +17,7 @@ from atoll.protocol.names import MAX_SHOWN
 from atoll.protocol.transfer_bounds import Bounds, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 NO_BOUNDS = Bounds()
 NAMES_LEFT_OUT = 10
@@ -30,15 +31,17 @@ class Packer:
 
     A directory's entries are named from within it, after "." for itself; a file is one entry with its own name.
     Links are packed, not followed. Sockets, FIFOs and devices are left out, which `left_out` tells, and so is what
-    vanishes meanwhile. What goes beyond `bounds` is an error before it is packed. Holes are not packed.
+    vanishes meanwhile. What goes beyond `bounds` is an error before it is packed. Holes are not packed. What `exclude`
+    has rules for is as if it were not there.
     """
 
-    def __init__(self, path: bytes, bounds: Bounds = NO_BOUNDS) -> None:
+    def __init__(self, path: bytes, bounds: Bounds = NO_BOUNDS, exclude: Sequence[bytes] = ()) -> None:
         self.count = 0  # entries, without "."
         self.left_out = 0
         self.left_out_names: list[bytes] = []  # of the first, from within the directory
         self._path = path
         self._tally = Tally(bounds, path)
+        self._exclusion = Exclusion(exclude) if exclude else None
         self._ready = bytearray()
 
     def pieces(self) -> Iterator[bytes]:
@@ -74,6 +77,8 @@ class Packer:
         path = descent.path_of(name)
         try:
             status = descent.status_of(name)
+            if self._exclusion and self._exclusion.leaves_out(path, is_directory=stat.S_ISDIR(status.st_mode)):
+                return
             match stat.S_IFMT(status.st_mode):
                 case stat.S_IFREG:
                     yield from self._pack_file(path, descent.open(name, _READING))

@@ -6,8 +6,9 @@ Rules:
    symbolic link.
 2. What is in the way of a file or a link is removed, not opened: nothing is written through a link or into a file that
    has another name elsewhere. A directory that is in the way stays, and is an error.
-3. Where the archive comes from a stranger, a link may point only to what is below the directory. Its target may go up
-   first and then down, not up again: a step down can be another link, and ".." after that leads nobody knows where.
+3. Where the archive comes from a stranger, a link may point only to what is below the directory; others are left out.
+   Its target may go up first and then down, not up again: a step down can be another link, and ".." after that leads
+   nobody knows where.
 4. There, what is made has no more rights than the umask leaves, and a directory that was there keeps those it has. The
    umask is the kernel's to apply: it belongs to all threads, and cannot be read without being changed.
 5. What goes beyond the bounds is an error before it is made. A file that is not whole when all ends is removed.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NAMES_LEFT_OUT = 10
 _NEW_DIRECTORY_MODE = 0o755
 
 
@@ -50,12 +52,17 @@ ON_HOST = Policy(keeps_any_link=False, modes=0o777, obeys_umask=True)
 
 
 class Unpacker:
-    """`feed` it, then `close`. An OSError is about `current`, the name of an entry."""
+    """`feed` it, then `close`. An OSError is about `current`, the name of an entry.
+
+    `left_out` counts the links that lead out, and `links_left_out` are the first of them, with their targets.
+    """
 
     def __init__(self, directory: int | Descent, policy: Policy, tally: Tally | None = None) -> None:
         """`directory` is a descriptor, which stays the caller's, or a descent that has not begun, and is ours."""
         self.count = 0  # entries, without "."
         self.current = b""
+        self.left_out = 0
+        self.links_left_out: list[tuple[bytes, bytes]] = []
         self._policy = policy
         self._tally = tally
         self._reader = TarReader()
@@ -150,9 +157,11 @@ class Unpacker:
         if not entry.target:
             raise unsafe(entry.name, "is a link to nothing", "Leave it out.")
         if not self._policy.keeps_any_link and not self._stays_inside(entry.target, depth=len(steps) - 1):
-            target = f"{os.fsdecode(entry.target)!r:.200}"
-            remedy = "Remove it, or pack the directory with tar inside the sandbox and download that file."
-            raise unsafe(entry.name, f"is a link that leads out of it, to {target}", remedy)
+            self.count -= 1
+            self.left_out += 1
+            if len(self.links_left_out) < NAMES_LEFT_OUT:
+                self.links_left_out.append((entry.name, entry.target))
+            return
         self._make(lambda: self._place.make_link(entry.target, steps[-1]), steps[-1])
 
     def _stays_inside(self, target: bytes, *, depth: int) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from atoll.archives.packing import NAMES_LEFT_OUT
 from atoll.client.local_files import (
+    LinksLeftOut,
     LocalSource,
     LocalTarget,
     LocalTree,
@@ -17,7 +18,8 @@ from atoll.client.local_files import (
     is_special,
 )
 from atoll.client.plumbing.remote_sandbox import Frames, RemoteSandbox
-from atoll.client.plumbing.waiting import run_blocking, settle
+from atoll.client.plumbing.waiting import run_blocking
+from atoll.client.progress import OnProgress, Progress
 from atoll.protocol.calls import Answer, Call
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.file_answers import PackFold, ReadFold
@@ -38,60 +40,42 @@ from atoll.values.files import LeftOutWarning
 
 GATHERED_BYTES = 1024 * 1024  # each trip to a disk takes a thread, so it should be worth it
 
-OnProgress = Callable[[int, int | None], object]
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
-class Progress:
-    """Tells how far it is."""
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """The common part of upload and download: whose files, who is told, and what of a directory stays where it is."""
 
-    def __init__(self, on_progress: OnProgress | None, total: int | None) -> None:
-        self._on_progress = on_progress
-        self.total = total
-        self._done = 0
-
-    async def add(self, count: int) -> None:
-        self._done += count
-        if self._on_progress:
-            await settle(self._on_progress(self._done, self.total))
+    sandbox: RemoteSandbox
+    session_id: str
+    on_progress: OnProgress | None
+    exclude: list[bytes]
 
 
-async def upload(
-    sandbox: RemoteSandbox, session_id: str, local: Path, remote: Path, on_progress: OnProgress | None
-) -> FileInfo:
+async def upload(transfer: Transfer, local: Path, remote: Path) -> FileInfo:
     source, target = to_raw_path(local), to_raw_path(remote)
     if await run_blocking(is_local_directory, source):
-        tree = LocalTree(source)
-        made = await _upload_directory(sandbox, session_id, tree, target, on_progress)
-        _warn_of_what_is_left_out(source, tree.done)
+        tree = LocalTree(source, transfer.exclude)
+        with Progress(source, transfer.on_progress) as progress:
+            await _send_all(transfer, UnpackFiles(path=target, session_id=transfer.session_id), tree, progress)
+        made = await transfer.sandbox.ask(StatFile(path=target, session_id=transfer.session_id))
+        _warn(_odd_ones(source, tree.done))
         return made
     if target.endswith(b"/"):
         target += os.path.basename(source)
-    return await _upload_file(sandbox, session_id, source, target, on_progress)
-
-
-async def _upload_file(
-    sandbox: RemoteSandbox, session_id: str, local: bytes, remote: bytes, on_progress: OnProgress | None
-) -> FileInfo:
-    source = await run_blocking(LocalSource, local)
-    call = WriteFile(path=remote, session_id=session_id, mode=source.mode, map=source.map)
-    return await _send_all(sandbox, call, source, Progress(on_progress, source.size))
-
-
-async def _upload_directory(
-    sandbox: RemoteSandbox, session_id: str, local: LocalTree, remote: bytes, on_progress: OnProgress | None
-) -> FileInfo:
-    call = UnpackFiles(path=remote, session_id=session_id)
-    await _send_all(sandbox, call, local, Progress(on_progress, None))
-    return await sandbox.ask(StatFile(path=remote, session_id=session_id))
+    file = await run_blocking(LocalSource, source)
+    call = WriteFile(path=target, session_id=transfer.session_id, mode=file.mode, map=file.map)
+    with Progress(source, transfer.on_progress, file.size) as progress:
+        return await _send_all(transfer, call, file, progress)
 
 
 async def _send_all(
-    sandbox: RemoteSandbox, call: Call[Answer], source: LocalSource | LocalTree, progress: Progress
+    transfer: Transfer, call: Call[Answer], source: LocalSource | LocalTree, progress: Progress
 ) -> Answer:
     try:
         await progress.add(0)
-        sink = await sandbox.begin_call(call)
+        sink = await transfer.sandbox.begin_call(call)
         try:
             while chunk := await run_blocking(source.read):
                 await sink.send(chunk)
@@ -104,40 +88,42 @@ async def _send_all(
         source.close()
 
 
-async def download(
-    sandbox: RemoteSandbox, session_id: str, remote: Path, local: Path, bounds: Bounds, on_progress: OnProgress | None
-) -> None:
+async def download(transfer: Transfer, remote: Path, local: Path, bounds: Bounds) -> None:
+    sandbox, session_id = transfer.sandbox, transfer.session_id
     source, target = to_raw_path(remote), to_raw_path(local)
     info = await sandbox.ask(StatFile(path=source, session_id=session_id))
     is_directory = info.type is FileType.DIRECTORY
     if not is_directory and (target.endswith(b"/") or await run_blocking(os.path.isdir, target)):
         target = os.path.join(target, _name(source))
     tally = Tally(bounds, source)  # once more: who holds the other end may have come to be anybody
-    if is_directory:
-        pack = PackFiles(path=source, session_id=session_id, bounds=bounds)
-        done = await _download_directory(sandbox, pack, target, tally, on_progress)
-    else:
-        takes_holes = not await run_blocking(is_special, target)
-        read = ReadFile(path=source, session_id=session_id, holes=takes_holes, max_bytes=bounds.max_bytes)
-        done = await _download_file(sandbox, read, target, tally, on_progress)
-    _warn_of_what_is_left_out(source, done)
+    with Progress(source, transfer.on_progress) as progress:
+        if is_directory:
+            pack = PackFiles(path=source, session_id=session_id, bounds=bounds, exclude=transfer.exclude)
+            told = await _download_directory(sandbox, pack, target, tally, progress)
+        else:
+            takes_holes = not await run_blocking(is_special, target)
+            read = ReadFile(path=source, session_id=session_id, holes=takes_holes, max_bytes=bounds.max_bytes)
+            told = await _download_file(sandbox, read, target, tally, progress)
+    _warn(*told)
 
 
 async def _download_directory(
-    sandbox: RemoteSandbox, call: PackFiles, local: bytes, tally: Tally, on_progress: OnProgress | None
-) -> FileDone:
+    sandbox: RemoteSandbox, call: PackFiles, local: bytes, tally: Tally, progress: Progress
+) -> list[str]:
+    """Words for what was left out."""
     frames = await sandbox.call(call)
     try:
         target = await run_blocking(LocalTreeTarget, local, tally)
     except BaseException:
         frames.close()
         raise
-    return await _take_all(frames, PackFold(call), target, Progress(on_progress, None))
+    done = await _take_all(frames, PackFold(call), target, progress)
+    return [_odd_ones(call.path, done), _links_out(call.path, target.left_out)]
 
 
 async def _download_file(
-    sandbox: RemoteSandbox, call: ReadFile, local: bytes, tally: Tally, on_progress: OnProgress | None
-) -> FileDone:
+    sandbox: RemoteSandbox, call: ReadFile, local: bytes, tally: Tally, progress: Progress
+) -> list[str]:
     frames, fold = await sandbox.call(call), ReadFold(call)
     try:
         while fold.info is None:
@@ -146,7 +132,8 @@ async def _download_file(
     except BaseException:
         frames.close()
         raise
-    return await _take_all(frames, fold, target, Progress(on_progress, fold.info.size or None))
+    progress.total = fold.info.size or None
+    return [_odd_ones(call.path, await _take_all(frames, fold, target, progress))]
 
 
 async def _take_all(
@@ -177,12 +164,27 @@ async def _take_all(
         target.close()
 
 
-def _warn_of_what_is_left_out(path: bytes, done: FileDone) -> None:
-    """Warns as tar does. A socket or a FIFO is of use where it is, and no reason to copy nothing."""
-    if done.left_out > 0:
-        names = [repr(os.fsdecode(name))[:200] for name in done.left_out_names[:NAMES_LEFT_OUT]]
-        more = f" and {done.left_out - len(names)} more" if done.left_out > len(names) else ""
-        what = f"left out of {os.fsdecode(path)!r:.200}, as no file, directory or link: {', '.join(names)}{more}"
+def _odd_ones(path: bytes, done: FileDone) -> str:
+    """Of what an archive does not take, as tar does: a socket or a FIFO is of use where it is."""
+    names = [repr(os.fsdecode(name))[:200] for name in done.left_out_names[:NAMES_LEFT_OUT]]
+    return _left_out(path, "no file, directory or link", done.left_out, names)
+
+
+def _links_out(path: bytes, links: LinksLeftOut) -> str:
+    """Of links that lead to what is not in the directory, and so is not copied with it."""
+    names = [f"{os.fsdecode(name)!r:.200} to {os.fsdecode(target)!r:.200}" for name, target in links.some]
+    return _left_out(path, "a link that leads out of it", links.number, names)
+
+
+def _left_out(path: bytes, reason: str, count: int, names: list[str]) -> str:
+    if count <= 0:
+        return ""
+    more = f" and {count - len(names)} more" if count > len(names) else ""
+    return f"left out of {os.fsdecode(path)!r:.200}, as {reason}: {', '.join(names)}{more}"
+
+
+def _warn(*told: str) -> None:
+    for what in filter(None, told):
         warnings.warn(what, LeftOutWarning, stacklevel=4)  # where upload() or download() was called
 
 

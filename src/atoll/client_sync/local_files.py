@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import secrets
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from atoll.archives.descent import HAS_DESCRIPTORS, descend, find_no_directory, first_missing, flags
 from atoll.archives.holes import MapWriter, map_of, read_by
@@ -19,7 +21,7 @@ from atoll.archives.unpacking import ON_HOST, Unpacker
 from atoll.protocol.calls import misbehaved
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.file_maps import FileMap, flaw_in
-from atoll.protocol.files import FileDone
+from atoll.protocol.files import MAX_RULES, FileDone
 from atoll.protocol.names import named
 from atoll.protocol.transfer_bounds import Tally
 
@@ -129,9 +131,9 @@ class LocalTarget:
 class LocalTree:
     """A directory that is uploaded, as an archive."""
 
-    def __init__(self, path: bytes) -> None:
+    def __init__(self, path: bytes, exclude: Sequence[bytes] = ()) -> None:
         self._path = path
-        self._packer = Packer(path)
+        self._packer = Packer(path, exclude=exclude)
         self._pieces = self._packer.pieces()
         self._lock = threading.Lock()
 
@@ -148,6 +150,13 @@ class LocalTree:
     def close(self) -> None:
         with self._lock:  # a read that is under way in a thread is waited for
             self._pieces = iter(())
+
+
+class LinksLeftOut(NamedTuple):
+    """Links that lead out of a directory: how many, and the first of them with their targets."""
+
+    number: int
+    some: list[tuple[bytes, bytes]]
 
 
 class LocalTreeTarget:
@@ -177,6 +186,11 @@ class LocalTreeTarget:
         with self._lock, self._told():
             for piece in pieces:
                 self._unpacker.feed(piece)
+
+    @property
+    def left_out(self) -> LinksLeftOut:
+        """The links that lead out of it."""
+        return LinksLeftOut(self._unpacker.left_out, self._unpacker.links_left_out)
 
     def commit(self) -> None:
         with self._told():
@@ -217,6 +231,13 @@ def _remove(path: bytes) -> None:
         remove_tree(parent, os.path.basename(path))
     finally:
         os.close(parent)
+
+
+def read_rules(path: bytes) -> list[bytes]:
+    """The lines of a file that says what is excluded."""
+    with told(path), open(path, "rb") as file:
+        text = file.read(MAX_RULES + 1)
+    return text.removeprefix(codecs.BOM_UTF8).splitlines()
 
 
 def flaw_in_local_name(name: bytes) -> str | None:

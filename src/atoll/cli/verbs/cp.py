@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedIOBase
 from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from atoll.cli.live_command import STDIN, STDOUT, write_all
 from atoll.cli.options import complete_id, existing_sandbox, server_options
 from atoll.cli.problems import print_to_stderr
 from atoll.cli.tables import print_document
+from atoll.client_sync.progress import Bar, OnProgress, is_watched
 from atoll.client_sync.sandbox import Sandbox, get_sandbox
 from atoll.protocol.errors import AtollError
 from atoll.protocol.ids import parse_sandbox_id
@@ -30,8 +28,6 @@ from atoll.values.files import LeftOutWarning
 
 STREAM = "-"
 CHUNK = 1024 * 1024
-
-OnProgress = Callable[[int, int | None], object]
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,9 +52,19 @@ class Remote(msgspec.Struct, frozen=True):
     path: str
 
 
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Wishes that every copy of a run has."""
+
+    bounds: Bounds
+    exclude: tuple[str, ...]
+    exclude_from: str | None
+
+
 @click.command(short_help="Copy files into a sandbox, or out of it.")
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True, shell_complete=complete_id)
 @click.argument("target", metavar="DST", shell_complete=complete_id)
+@click.option("-x", "--exclude", metavar="RULE", multiple=True, help="Leave out what this fits, as in .gitignore.")
+@click.option("--exclude-from", metavar="FILE", help="A file of such rules on this machine, such as .gitignore.")
 @click.option("-r", "--recursive", is_flag=True, expose_value=False, help="For habit: directories are copied anyway.")
 @click.option("--max-bytes", metavar="SIZE", default="32GiB", show_default=True, help="Of what is copied out, or none.")
 @click.option("--max-entries", metavar="N", default=str(MAX_ENTRIES), show_default=True, help="The same for entries.")
@@ -68,6 +74,8 @@ class Remote(msgspec.Struct, frozen=True):
 def cp(
     sources: tuple[str, ...],
     target: str,
+    exclude: tuple[str, ...],
+    exclude_from: str | None,
     max_bytes: str,
     max_entries: str,
     max_depth: str,
@@ -80,19 +88,21 @@ def cp(
 
     \b
       atoll cp data.csv src user-123:/workspace/
+      atoll cp -x node_modules -x '*.log' app user-123:
       atoll cp user-123:/workspace/results ./results
       tar c src | atoll cp - user-123:src.tar
       atoll cp user-123:/etc/os-release -
 
-    A directory is copied with all that is in it but sockets, FIFOs and devices, which are named. What exists at DST and
-    is a directory takes SRC in, as with cp; several need such a one. A relative PATH counts from /workspace, or
-    wherever the sandbox's shell is. A local name with a colon in it is written with ./ before it.
+    A directory is copied with all that is in it but sockets, FIFOs and devices, and out of a sandbox also without links
+    that lead out of the directory; they are named. What exists at DST and is a directory takes SRC in, as with cp;
+    several need such a one. A relative PATH counts from /workspace, or wherever the sandbox's shell is. A local name
+    with a colon in it is written with ./ before it.
     """
-    bounds = parse_bounds(max_bytes, max_entries, max_depth)
+    wanted = Wanted(bounds=parse_bounds(max_bytes, max_entries, max_depth), exclude=exclude, exclude_from=exclude_from)
     if len(sources) > 1:
         check_takes_several(target, url, api_key)
     done = [
-        copy(source, target, bounds, url, api_key, as_json=as_json, is_quiet=quiet or as_json) for source in sources
+        copy(source, target, wanted, url, api_key, as_json=as_json, is_quiet=quiet or as_json) for source in sources
     ]
     if as_json:
         print_document(done[0] if len(done) == 1 else AllCopied(copied=done))
@@ -110,7 +120,7 @@ def check_takes_several(target: str, url: str | None, api_key: str | None) -> No
 
 
 def copy(
-    source: str, target: str, bounds: Bounds, url: str | None, api_key: str | None, *, as_json: bool, is_quiet: bool
+    source: str, target: str, wanted: Wanted, url: str | None, api_key: str | None, *, as_json: bool, is_quiet: bool
 ) -> Copied:
     far_source, far_target = parse_remote(source), parse_remote(target)
     if (far_source is None) == (far_target is None):
@@ -127,9 +137,9 @@ def copy(
         warnings.simplefilter("always", LeftOutWarning)
         with sandbox, progress_bar(far, counter, is_wanted=is_bar_wanted) as on_progress:
             if far_source:
-                copy_out(sandbox, far_source.path, target, bounds, on_progress)
+                copy_out(sandbox, far_source.path, target, wanted, on_progress)
             else:
-                copy_in(sandbox, source, far.path, on_progress)
+                copy_in(sandbox, source, far.path, wanted, on_progress)
     told = [str(warning.message) for warning in warned if warning.category is LeftOutWarning]
     for line in () if as_json else told:
         print_to_stderr(f"atoll: {printable(line)}")
@@ -148,7 +158,7 @@ def parse_remote(word: str) -> Remote | None:
     )
 
 
-def copy_in(sandbox: Sandbox, source: str, target: str, on_progress: OnProgress) -> None:
+def copy_in(sandbox: Sandbox, source: str, target: str, wanted: Wanted, on_progress: OnProgress) -> None:
     if source == STREAM:
         with open(STDIN, "rb", closefd=False) as stdin:
             sandbox.write_file(target, counted(stdin, on_progress))
@@ -157,10 +167,10 @@ def copy_in(sandbox: Sandbox, source: str, target: str, on_progress: OnProgress)
         target = f"{target.rstrip('/')}/"
         if Path(source).is_dir() and Path(source).name != "..":  # what is in "..", "." or "/" goes there by itself
             target += Path(source).name
-    sandbox.upload(source, target, on_progress=on_progress)
+    sandbox.upload(source, target, exclude=wanted.exclude, exclude_from=wanted.exclude_from, on_progress=on_progress)
 
 
-def copy_out(sandbox: Sandbox, source: str, target: str, bounds: Bounds, on_progress: OnProgress) -> None:
+def copy_out(sandbox: Sandbox, source: str, target: str, wanted: Wanted, on_progress: OnProgress) -> None:
     if target == STREAM:
         with sandbox.read_file_stream(source) as stream:
             for chunk in stream:
@@ -172,9 +182,11 @@ def copy_out(sandbox: Sandbox, source: str, target: str, bounds: Bounds, on_prog
     sandbox.download(
         source,
         target,
-        max_bytes=bounds.max_bytes,
-        max_entries=bounds.max_entries,
-        max_depth=bounds.max_depth,
+        max_bytes=wanted.bounds.max_bytes,
+        max_entries=wanted.bounds.max_entries,
+        max_depth=wanted.bounds.max_depth,
+        exclude=wanted.exclude,
+        exclude_from=wanted.exclude_from,
         on_progress=on_progress,
     )
 
@@ -197,19 +209,19 @@ def progress_bar(far: Remote, counter: Counter, *, is_wanted: bool) -> Iterator[
     def count(done: int, total: int | None) -> None:
         counter.done = done
 
-    if not is_wanted or not sys.stderr or not sys.stderr.isatty():
+    if not is_wanted or not is_watched():
         yield count
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        task = progress.add_task(printable(far.path), total=None)
+    bar = Bar(far.path, after=0)
 
-        def show(done: int, total: int | None) -> None:
-            count(done, total)
-            progress.update(task, completed=done, total=total)
+    def show(done: int, total: int | None) -> None:
+        count(done, total)
+        bar.show(done, total)
 
+    try:
         yield show
+    finally:
+        bar.close()
 
 
 def counted(file: BufferedIOBase, on_progress: OnProgress) -> Iterator[bytes]:
