@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.client.sandbox import AsyncSandbox, get_async_sandbox, list_sandboxes_async, temporary_async_sandbox
     from atoll.client.sessions import AsyncSession
     from atoll.client.terminals import AsyncTerminal, AsyncTerminalView
+    from atoll.client.text_files import AsyncTextReader, AsyncTextWriter
     from atoll.client_sync.commands import CommandStream
     from atoll.client_sync.file_watch import FileWatch
     from atoll.client_sync.open_files import FileReader, FileStream, FileWriter
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes, temporary_sandbox
     from atoll.client_sync.sessions import Session
     from atoll.client_sync.terminals import Terminal, TerminalView
+    from atoll.client_sync.text_files import TextReader, TextWriter
     from atoll.protocol.errors import (
         AccessError,
         AgentLostError,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
         ProcessTimeoutError,
         SandboxError,
         ServerLostError,
+        UnsupportedError,
     )
     from atoll.protocol.files import ChangeType, FileChange, FileInfo, FileType
     from atoll.protocol.limits import Limits
@@ -77,6 +80,7 @@ _PLACES = {
     "atoll.client.sandbox": "AsyncSandbox get_async_sandbox list_sandboxes_async temporary_async_sandbox",
     "atoll.client.sessions": "AsyncSession",
     "atoll.client.terminals": "AsyncTerminal AsyncTerminalView",
+    "atoll.client.text_files": "AsyncTextReader AsyncTextWriter",
     "atoll.client_sync.commands": "CommandStream",
     "atoll.client_sync.processes": "Process ProcessStream",
     "atoll.client_sync.file_watch": "FileWatch",
@@ -85,11 +89,12 @@ _PLACES = {
     "atoll.client_sync.sandbox": "Sandbox get_sandbox list_sandboxes temporary_sandbox",
     "atoll.client_sync.sessions": "Session",
     "atoll.client_sync.terminals": "Terminal TerminalView",
+    "atoll.client_sync.text_files": "TextReader TextWriter",
     "atoll.protocol.errors": """
         AccessError AgentLostError AgentMisbehavedError AgentTimeoutError AlreadyExistsError AtollError CallerError
         ErrorCode FileMissingError FileProblemError HostError InternalError InvalidKeyError InvalidValueError
         IsADirectoryPathError LimitReachedError NoSpaceError NotADirectoryPathError NotAvailableYetError NotFoundError
-        NotRootError PortNotOpenError ProcessTimeoutError SandboxError ServerLostError
+        NotRootError PortNotOpenError ProcessTimeoutError SandboxError ServerLostError UnsupportedError
     """,
     "atoll.protocol.limits": "Limits",
     "atoll.protocol.network": "Connection NetworkPolicy",
@@ -122,6 +127,8 @@ __all__ = [
     "AsyncSession",
     "AsyncTerminal",
     "AsyncTerminalView",
+    "AsyncTextReader",
+    "AsyncTextWriter",
     "AtollError",
     "CallerError",
     "ChangeType",
@@ -176,6 +183,9 @@ __all__ = [
     "Terminal",
     "TerminalInfo",
     "TerminalView",
+    "TextReader",
+    "TextWriter",
+    "UnsupportedError",
     "get_async_sandbox",
     "get_sandbox",
     "list_sandboxes",

@@ -58,6 +58,8 @@ SIGNAL = ("SIGNOTHING", 0, -1, 1000, True, None, 1.5, "")
 SIZE = (0, -1, "80", None, True, 1.5, 10**6)
 STDIN = (5, True, object)
 MODE = ("0644", -1, True, 0o10000, 1.5)
+PATTERNS = (5, [5], "", [""], b"*", True)
+FILE = (5, "", "a\0b", ["a"])
 SINCE = (-1, "1", True, 1.5, 2**63)
 LABELS: tuple[Any, ...] = (
     5,
@@ -204,7 +206,13 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "length": COUNT,
     },
     "Sandbox.read_file_stream": {"path": PATH, "offset": (*COUNT, None), "length": COUNT},
-    "Sandbox.open_file": {"path": PATH, "mode": (5, None, "", "r", "a+")},
+    "Sandbox.open_file": {
+        "path": PATH,
+        "mode": (5, None, "", "r+", "a+", "br", "rU"),
+        "encoding": (5, "", "latin-99", "base64", "utf-8"),
+        "errors": (5, "", "ignored", "strict"),
+        "newline": (5, "", "\r", "x"),
+    },
     "Sandbox.mkdir": {"path": PATH, "recursive": FLAG, "mode": (*MODE, None)},
     "Sandbox.delete_file": {"path": PATH},
     "Sandbox.delete_dir": {"path": PATH, "recursive": FLAG},
@@ -220,13 +228,21 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "Sandbox.watch": {
         "path": PATH,
         "recursive": FLAG,
-        "include": (5, [5], "", [""], b"*", True),
-        "exclude": (5, [5], "", [""], b"*", True),
+        "include": PATTERNS,
+        "exclude": PATTERNS,
     },
-    "Sandbox.upload": {"local": PATH, "remote": PATH, "on_progress": CALLBACK},
+    "Sandbox.upload": {
+        "local": PATH,
+        "remote": PATH,
+        "exclude": PATTERNS,
+        "exclude_from": FILE,
+        "on_progress": CALLBACK,
+    },
     "Sandbox.download": {
         "remote": PATH,
         "local": PATH,
+        "exclude": PATTERNS,
+        "exclude_from": FILE,
         "on_progress": CALLBACK,
         "max_bytes": (-1, "much", True, 1.5, b"1"),
         "max_entries": (-1, "many", True, 1.5, b"1"),

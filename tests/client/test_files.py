@@ -45,6 +45,7 @@ from atoll.protocol.files import (
 )
 from atoll.protocol.frames import FrameKind
 from atoll.protocol.messages import encode_message
+from atoll.values.files import LeftOutWarning
 from tests.client.halves import AsyncHalf, Half
 from tests.client.peers import ContractServer, Conversation, RawServer, reset
 
@@ -234,8 +235,8 @@ async def test_bad_input_is_a_typed_error_before_anything_is_sent(
 async def test_bad_arguments_of_what_is_not_awaited_are_told_at_once(half: Half, stub: ContractServer) -> None:
     sandbox = sandbox_of(half, stub)
     calls: tuple[Callable[[], object], ...] = (
-        lambda: sandbox.open_file("a", "r"),
-        lambda: sandbox.open_file("a", "ab"),
+        lambda: sandbox.open_file("a", "r+"),
+        lambda: sandbox.open_file("a", "rb", encoding="utf-8"),
         lambda: sandbox.open_file(""),
         lambda: sandbox.read_file_stream("a", offset=-1),
         lambda: sandbox.watch(""),
@@ -972,26 +973,51 @@ ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "up": [("../outside/evil", {})],
     "up from within": [("sub/../../outside/evil", {})],
     "absolute": [("{outside}/evil", {})],
-    "through a link": [("door", {"type": LINK, "linkname": "../outside"}), ("door/evil", {})],
-    "through an absolute link": [("door", {"type": LINK, "linkname": "{outside}"}), ("door/evil", {})],
-    "through two links": [
-        ("sub", {"type": tarfile.DIRTYPE, "mode": 0o755}),
-        ("sub/a", {"type": LINK, "linkname": ".."}),
-        ("door", {"type": LINK, "linkname": "sub/a/../../outside"}),
-        ("door/evil", {}),
-    ],
-    "over a link": [("door", {"type": LINK, "linkname": "../outside/kept"}), ("door", {})],
     "a hard link": [("door", {"type": HARD_LINK, "linkname": "../outside/kept"}), ("door", {})],
     "an absolute hard link": [("door", {"type": HARD_LINK, "linkname": "{outside}/kept"})],
     "a device": [("null", {"type": DEVICE, "devmajor": 1, "devminor": 3})],
     "a fifo": [("pipe", {"type": FIFO})],
-    "a link to a secret": [("shadow", {"type": LINK, "linkname": "/etc/shadow"})],
     "through a link that was there": [("was-there/evil", {})],
     "into a directory that is a link": [
         ("was-there", {"type": tarfile.DIRTYPE, "mode": 0o777}),
         ("was-there/evil", {}),
     ],
 }
+
+
+# The link itself stays where it is; what comes after it finds no link.
+LINKS_OUT: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "through a link": [("door", {"type": LINK, "linkname": "../outside"}), ("door/file", {})],
+    "through an absolute link": [("door", {"type": LINK, "linkname": "{outside}"}), ("door/file", {})],
+    "through two links": [
+        ("sub", {"type": tarfile.DIRTYPE, "mode": 0o755}),
+        ("sub/a", {"type": LINK, "linkname": ".."}),
+        ("door", {"type": LINK, "linkname": "sub/a/../../outside"}),
+        ("door/file", {}),
+    ],
+    "over a link": [("door", {"type": LINK, "linkname": "../outside/kept"}), ("door", {})],
+    "a link to a secret": [("door", {"type": LINK, "linkname": "/etc/shadow"})],
+}
+
+
+@pytest.mark.parametrize("attack", LINKS_OUT)
+async def test_a_link_that_leads_out_is_left_out_and_named(
+    half: Half, stub: ContractServer, tmp_path: Path, attack: str
+) -> None:
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    (outside / "kept").write_text("as it was")
+    members = [
+        (name, {key: _filled(value, outside) for key, value in fields.items()}) for name, fields in LINKS_OUT[attack]
+    ]
+    stub.on_call = TreeAgent(archive_of(*members, ("after", {})))
+    with pytest.warns(LeftOutWarning, match="a link that leads out of it: 'door' to") as told:
+        await half.run(sandbox_of(half, stub).download, "tree", target)
+    assert len(told) == 1
+    assert not (target / "door").is_symlink()
+    assert (target / "after").is_file()
+    assert [path.name for path in outside.iterdir()] == ["kept"]
+    assert (outside / "kept").read_text() == "as it was"
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -234,6 +234,10 @@ async def test_a_directory_goes_in_and_out_as_a_tar_archive(server: RunningServe
     with tarfile.open(fileobj=io.BytesIO(packed.body)) as archive:
         assert archive.getnames() == [".", "sub", "sub/file"]
         assert archive.extractfile("sub/file").read() == LARGE  # type: ignore[union-attr]
+    packed = await ask(server, "GET", "/archive", path="tree", exclude="file")
+    with tarfile.open(fileobj=io.BytesIO(packed.body)) as archive:
+        assert archive.getnames() == [".", "sub"]
+    assert (await ask(server, "GET", "/archive", path="tree", exclude="")).status == 400
     with tarfile.open(fileobj=(evil := io.BytesIO()), mode="w") as archive:
         archive.addfile(tarfile.TarInfo("../evil"))
     answer = await ask(server, "PUT", "/archive", evil.getvalue(), path="tree")

@@ -161,7 +161,7 @@ def test_a_number_is_taken_of_every_type_that_is_one() -> None:
         check_port(Whole(80)),
         parse_signal(Whole(9)),
         *check_size(Whole(80), Whole(24)),
-        parse_bounds(Whole(5)).max_bytes,  # type: ignore[arg-type]
+        parse_bounds(Whole(5)).max_bytes,
     ]
     assert numbers == [5, -5, 0o644, 80, 9, 80, 24, 5]
     assert {type(number) for number in numbers} == {int}

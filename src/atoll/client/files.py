@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterable
-from typing import Literal, overload
+from typing import Literal, SupportsIndex, overload
 
 from atoll.client import transfers
 from atoll.client.file_content import Content, ContentSource, open_content
 from atoll.client.file_watch import AsyncFileWatch
+from atoll.client.local_files import read_rules
 from atoll.client.open_files import (
     MAX_HELD,
     AsyncFileReader,
@@ -18,7 +19,9 @@ from atoll.client.open_files import (
     check_held,
 )
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
-from atoll.client.transfers import OnProgress
+from atoll.client.plumbing.waiting import run_blocking
+from atoll.client.progress import OnProgress
+from atoll.client.text_files import AsyncTextReader, AsyncTextWriter, parse_opening
 from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import check_callback, check_count, check_flag, wrong_argument
 from atoll.protocol.content_types import check_encoding, is_text, mime_type
@@ -38,6 +41,7 @@ from atoll.protocol.files import (
     WatchFiles,
     WriteFile,
     check_mode,
+    check_rules,
     to_raw_path,
 )
 from atoll.protocol.frames import MAX_PAYLOAD
@@ -68,15 +72,15 @@ class AsyncFiles:
         path: Path,
         content: Content,
         *,
-        encoding: str = "utf-8",
-        mode: int | None = None,
+        encoding: Literal["utf-8", "utf8", "base64"] = "utf-8",
+        mode: SupportsIndex | None = None,
         sync: bool = False,
     ) -> FileInfo:
         """Write a file, of any size; nobody ever sees half of it. Directories on the way are made.
 
-        `content` is text, bytes, a file opened for reading, or any iterable of bytes; with `encoding="base64"` it is
-        decoded first. What was there keeps its mode and owner, unless `mode` is given. With `sync` it is on disk when
-        this returns.
+        `content` is text, bytes, a file opened for reading, or any iterable of bytes, such as a stream of another file;
+        with `encoding="base64"` it is decoded first. What was there keeps its mode and owner, unless `mode` is given.
+        With `sync` it is on disk when this returns.
         """
         raw = to_raw_path(path)
         try:
@@ -110,17 +114,17 @@ class AsyncFiles:
         path: Path,
         *,
         encoding: Literal["utf-8", "utf8", "base64"] | None = None,
-        offset: int = 0,
-        length: int | None = None,
+        offset: SupportsIndex = 0,
+        length: SupportsIndex | None = None,
     ) -> FileContent[str]: ...
 
     @overload
     async def read_file(
-        self, path: Path, *, encoding: Literal["bytes"], offset: int = 0, length: int | None = None
+        self, path: Path, *, encoding: Literal["bytes"], offset: SupportsIndex = 0, length: SupportsIndex | None = None
     ) -> FileContent[bytes]: ...
 
     async def read_file(
-        self, path: Path, *, encoding: str | None = None, offset: int = 0, length: int | None = None
+        self, path: Path, *, encoding: str | None = None, offset: SupportsIndex = 0, length: SupportsIndex | None = None
     ) -> FileContent[str] | FileContent[bytes]:
         """A file's content: text if it is text, else base64; or as `encoding` says: "utf-8", "base64", "bytes".
 
@@ -129,25 +133,33 @@ class AsyncFiles:
         `read_file_stream` and `download` take any.
         """
         wanted = None if encoding is None else check_encoding(encoding, ("utf-8", "base64", "bytes"))
-        async with self.read_file_stream(path, offset=offset, length=length) as stream:
-            assert stream.info
-            most = MAX_READ if length is None else MAX_HELD
-            left = stream.info.size - offset
-            check_held("read_file", stream.info, left if length is None else min(left, length), most)
-            pieces, size = [], 0
+        start = check_count(offset, "offset")
+        part = None if length is None else check_count(length, "length")
+        stream = self.read_file_stream(path, offset=start, length=part)
+        pieces, size = [], 0
+        try:
+            info = await stream.begin()
+            most = MAX_READ if part is None else MAX_HELD
+            left = info.size - start
+            check_held("read_file", info, left if part is None else min(left, part), most)
             async for piece in stream:
                 pieces.append(piece)
                 size += len(piece)
-                check_held("read_file", stream.info, size, most)
-        return to_content(stream.info.name, b"".join(pieces), wanted)
+                check_held("read_file", info, size, most)
+        finally:
+            await stream.aclose()
+        return to_content(info.name, b"".join(pieces), wanted)
 
-    def read_file_stream(self, path: Path, *, offset: int = 0, length: int | None = None) -> AsyncFileStream:
+    def read_file_stream(
+        self, path: Path, *, offset: SupportsIndex = 0, length: SupportsIndex | None = None
+    ) -> AsyncFileStream:
         """A file's bytes, piece by piece, of any size.
 
             async for chunk in sandbox.read_file_stream("/var/log/big.log"):
                 digest.update(chunk)
 
-        Leaving the loop ends the reading.
+        Leaving the loop ends the reading. As a context manager it says what it is first: `info`, `mime_type` and
+        `is_binary`.
         """
         call = ReadFile(
             path=to_raw_path(path),
@@ -161,26 +173,61 @@ class AsyncFiles:
     def open_file(self, path: Path, mode: Literal["rb"] = "rb") -> AsyncFileReader: ...
 
     @overload
-    def open_file(self, path: Path, mode: Literal["wb", "xb"]) -> AsyncFileWriter: ...
+    def open_file(self, path: Path, mode: Literal["wb", "xb", "ab"]) -> AsyncFileWriter: ...
 
-    def open_file(self, path: Path, mode: str = "rb") -> AsyncFileReader | AsyncFileWriter:
-        """A file to be read ("rb"), written ("wb") or made ("xb", FILE_EXISTS if there is one) piece by piece.
+    @overload
+    def open_file(
+        self,
+        path: Path,
+        mode: Literal["r", "rt"],
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: Literal["", "\n"] | None = None,
+    ) -> AsyncTextReader: ...
+
+    @overload
+    def open_file(
+        self,
+        path: Path,
+        mode: Literal["w", "wt", "x", "xt", "a", "at"],
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: Literal["", "\n"] | None = None,
+    ) -> AsyncTextWriter: ...
+
+    def open_file(
+        self,
+        path: Path,
+        mode: str = "rb",
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> AsyncFileReader | AsyncFileWriter | AsyncTextReader | AsyncTextWriter:
+        """A file to be read ("rb"), written ("wb"), made ("xb", FILE_EXISTS if there is one) or added to ("ab").
 
             async with sandbox.open_file("report.csv", "wb") as file:
                 await file.write(b"a,b\\n")
 
-        What is written is there when the block ends, and nothing of it if that ends with an exception.
+        Without the b it is text, in UTF-8 unless `encoding` says otherwise; line ends are read as "\\n" unless
+        newline="". What is written is there when the block ends, and nothing of it if that ends with an exception.
         """
         raw = to_raw_path(path)
-        if mode == "rb":
-            return AsyncFileReader(self._sandbox, raw, self._session_id)
-        if mode not in ("wb", "xb"):
-            remedy = 'Use "rb", "wb" or "xb". For text, use read_file() and write_file(), or encode it.'
-            problem = wrong_argument("mode", mode, "is no way to open a file", remedy=remedy)
-            raise problem.about(**named(path=raw))
-        return AsyncFileWriter(self._sandbox, WriteFile(path=raw, session_id=self._session_id, exclusive=mode == "xb"))
+        try:
+            opening = parse_opening(mode, encoding, errors, newline)
+        except AtollError as problem:
+            problem.about(**named(path=raw))
+            raise
+        if opening.way == "r":
+            reader = AsyncFileReader(self._sandbox, raw, self._session_id)
+            return AsyncTextReader(reader, *opening.text, newline) if opening.text else reader
+        call = WriteFile(path=raw, session_id=self._session_id, exclusive=opening.way == "x", append=opening.way == "a")
+        writer = AsyncFileWriter(self._sandbox, call)
+        return AsyncTextWriter(writer, *opening.text) if opening.text else writer
 
-    async def mkdir(self, path: Path, recursive: bool = False, *, mode: int = 0o755) -> FileInfo:
+    async def mkdir(self, path: Path, recursive: bool = False, *, mode: SupportsIndex = 0o755) -> FileInfo:
         """Make a directory. With `recursive` also those on the way, and one that is there is fine."""
         call = MakeDirectory(
             path=to_raw_path(path),
@@ -222,14 +269,21 @@ class AsyncFiles:
         return await self._sandbox.ask(call)
 
     async def copy_file(self, source_path: Path, destination_path: Path) -> FileInfo:
-        """Copy a file within the sandbox. The copy appears as a whole, with the mode of the original."""
+        """Copy a file or a directory within the sandbox. The copy appears as a whole.
+
+        A file keeps its mode, and replaces one that is there. A directory comes with all that is in it, with owners,
+        times and links, and replaces nothing but an empty one.
+        """
         source, target = to_raw_path(source_path), to_raw_path(destination_path)
         return await self._sandbox.ask(CopyFile(source=source, target=target, session_id=self._session_id))
 
-    async def list_files(self, path: Path, recursive: bool = False, include_hidden: bool = False) -> list[FileInfo]:
+    async def list_files(
+        self, path: Path = ".", recursive: bool = False, include_hidden: bool = False
+    ) -> list[FileInfo]:
         """The entries of a directory, sorted by name, with `recursive` those of all below it. Links are not followed.
 
-        Names that begin with a dot are left out, unless `include_hidden`.
+        Without a path it is the session's directory. Names that begin with a dot are left out, unless `include_hidden`.
+        Each has `path`, and `relative_path` from the directory that is listed.
         """
         call = ListFiles(
             path=to_raw_path(path),
@@ -248,7 +302,7 @@ class AsyncFiles:
             frames.close()
         return found
 
-    async def readdir(self, path: Path) -> list[str]:
+    async def readdir(self, path: Path = ".") -> list[str]:
         """The names of what is in a directory, also of what is hidden."""
         return [file.name for file in await self.list_files(path, include_hidden=True)]
 
@@ -268,7 +322,7 @@ class AsyncFiles:
         call = StatFile(path=to_raw_path(path), session_id=self._session_id, follow=follow)
         return await self._sandbox.ask(call)
 
-    async def chmod(self, path: Path, mode: int) -> FileInfo:
+    async def chmod(self, path: Path, mode: SupportsIndex) -> FileInfo:
         """Change the permissions, such as 0o755."""
         call = ChangeMode(path=to_raw_path(path), session_id=self._session_id, mode=check_mode(mode))
         return await self._sandbox.ask(call)
@@ -297,38 +351,61 @@ class AsyncFiles:
         )
         return AsyncFileWatch(self._sandbox, call)
 
-    async def upload(self, local: Path, remote: Path, *, on_progress: OnProgress | None = None) -> FileInfo:
+    async def upload(
+        self,
+        local: Path,
+        remote: Path,
+        *,
+        exclude: Patterns | None = None,
+        exclude_from: Path | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> FileInfo:
         """Copy a file or directory of this machine into the sandbox; `remote` is what it is called there.
 
         A directory's content is added to what is at `remote`; a file goes into it, if `remote` ends with a slash.
-        Sockets, FIFOs and devices in a directory are left out, with a LeftOutWarning that names them.
-        `on_progress(bytes done, bytes in all or None)` is called now and then.
+        What `exclude` says, and the file `exclude_from` of this machine, stays here: rules as in .gitignore, such as
+        "node_modules/", "*.pyc", "!keep.pyc". Sockets, FIFOs and devices in a directory are left out, with a
+        LeftOutWarning that names them. `on_progress(bytes done, bytes in all or None)` is called now and then; without
+        it there is a progress bar, if standard error is a terminal.
         """
-        check_callback(on_progress, "on_progress")
-        return await transfers.upload(self._sandbox, self._session_id, local, remote, on_progress)
+        return await transfers.upload(await self._transfer(on_progress, exclude, exclude_from), local, remote)
 
     async def download(
         self,
         remote: Path,
         local: Path,
         *,
-        max_bytes: int | str | None = transfer_bounds.MAX_BYTES,
-        max_entries: int | None = transfer_bounds.MAX_ENTRIES,
-        max_depth: int | None = transfer_bounds.MAX_DEPTH,
+        max_bytes: SupportsIndex | str | None = transfer_bounds.MAX_BYTES,
+        max_entries: SupportsIndex | None = transfer_bounds.MAX_ENTRIES,
+        max_depth: SupportsIndex | None = transfer_bounds.MAX_DEPTH,
+        exclude: Patterns | None = None,
+        exclude_from: Path | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
         """Copy a file or directory of the sandbox to this machine; `local` is what it is called here.
 
         A file appears as a whole, and goes into `local` if that is a directory. So does a directory that is new;
         its content is added to what is at `local`, and nothing in it can be written anywhere else: what tries to is
-        UNSAFE_ARCHIVE. What is left out is told as by `upload`.
+        UNSAFE_ARCHIVE. `exclude` and `exclude_from` are as for `upload`, and so is how that is told which is left out
+        besides: also links that lead out of the directory.
 
         What has more bytes ("64GiB" is a number of them too), entries or levels than its bounds is DOWNLOAD_TOO_LARGE;
         None lifts a bound. Holes in files stay holes, and are no bytes.
         """
-        check_callback(on_progress, "on_progress")
         bounds = parse_bounds(max_bytes, max_entries, max_depth)
-        await transfers.download(self._sandbox, self._session_id, remote, local, bounds, on_progress)
+        await transfers.download(await self._transfer(on_progress, exclude, exclude_from), remote, local, bounds)
+
+    async def _transfer(
+        self, on_progress: OnProgress | None, exclude: Patterns | None, exclude_from: Path | None
+    ) -> transfers.Transfer:
+        check_callback(on_progress, "on_progress")
+        rules = _patterns("exclude", exclude)
+        if exclude_from is not None:
+            rules += await run_blocking(read_rules, to_raw_path(exclude_from))
+        check_rules(rules)
+        return transfers.Transfer(
+            sandbox=self._sandbox, session_id=self._session_id, on_progress=on_progress, exclude=rules
+        )
 
 
 def to_content(name: str, data: bytes, encoding: str | None) -> FileContent[str] | FileContent[bytes]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from atoll.client.plumbing.exclusive import Exclusive
 from atoll.client.plumbing.remote_sandbox import Bytes, CallInput, Frames, RemoteSandbox
 from atoll.client.plumbing.transport import CancelScope
 from atoll.client.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument
+from atoll.protocol.content_types import SNIFFED_BYTES, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.file_answers import ReadFold
 from atoll.protocol.files import FileDone, FileInfo, ReadFile, StatFile, WriteFile
@@ -23,6 +24,8 @@ SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rat
 class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
     """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here.
 
+    `mime_type` and `is_binary` go by its name and its first bytes, which are here then as well.
+
     Whoever is cancelled while waiting for bytes may ask for them again, and misses none.
     """
 
@@ -31,6 +34,9 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
         self._sandbox = sandbox
         self._call = call
         self._fold = ReadFold(call)
+        self._first: bytes | None = None  # the first piece, until it is asked for
+        self._beginning = b""
+        self._is_at_end = False
         self._scope = CancelScope()
         self._frames: Frames[FileDone] | None = None
         self._is_over = False
@@ -39,14 +45,29 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
     def info(self) -> FileInfo | None:
         return self._fold.info
 
+    @property
+    def mime_type(self) -> str:
+        """As of `read_file`: "image/png", "text/x-python". Before there are bytes, by the name alone."""
+        beginning = b"" if self._call.offset else self._beginning
+        name = os.fsdecode(self._call.path).rstrip("/")
+        return mime_type(name, beginning, is_whole=self._is_at_end and not self._call.offset)
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether what is read begins with something that is not UTF-8, or with a NUL."""
+        return not is_text(self._beginning, is_whole=self._is_at_end)
+
     async def begin(self) -> FileInfo:
         """The file that is read: its size, type and the rest. Fails if it cannot be read."""
+        return await self._open(self._begin)
+
+    async def _open(self, step: Callable[[], Awaitable[FileInfo]]) -> FileInfo:
         async with self._lock.turn():
             self._check_uninterrupted()
             if self._is_over and self.info is None:
                 raise self._closed()
             try:
-                return await self._begin()
+                return await step()
             except AtollError as failure:
                 if self._is_over:  # closed by another task or thread
                     raise self._closed() from failure
@@ -65,6 +86,22 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
         while self._fold.info is None:
             self._fold.take(await self._frames.next())
         return self._fold.info
+
+    async def _look(self) -> FileInfo:
+        """The same, and the first bytes."""
+        info = await self._begin()
+        if self._first is None and not self._is_at_end:
+            self._first = await self._receive()
+        return info
+
+    async def _receive(self) -> bytes | None:
+        assert self._frames
+        data = self._fold.take(await self._frames.next())
+        if data is None:
+            self._is_at_end = True
+        elif not self._beginning:
+            self._beginning = data[:SNIFFED_BYTES]
+        return data
 
     def _closed(self) -> AtollError:
         return error(
@@ -87,8 +124,9 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
             raise StopAsyncIteration
         try:
             await self._begin()
-            assert self._frames
-            data = self._fold.take(await self._frames.next())
+            data, self._first = self._first, None
+            if data is None and not self._is_at_end:
+                data = await self._receive()
         except AtollError:
             if self._is_over:  # closed by another task or thread
                 raise StopAsyncIteration from None
@@ -106,7 +144,7 @@ class AsyncFileStream(Exclusive, AsyncIterator[bytes]):
         return data
 
     async def __aenter__(self) -> AsyncFileStream:
-        await self.begin()
+        await self._open(self._look)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -154,6 +192,18 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
     def seekable(self) -> bool:
         return True
 
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        raise unsupported(self._path, "has no descriptor: it is in a sandbox", "Read it, or download() it first.")
+
+    async def write(self, data: Bytes) -> int:
+        raise unsupported(self._path, "is open for reading", 'Open it with "wb" or "ab".')
+
+    async def truncate(self, size: int | None = None) -> int:
+        raise unsupported(self._path, "is open for reading", 'Open it with "wb".')
+
     async def read(self, size: int | None = -1) -> bytes:
         """So many bytes, fewer only at the end; without a size, all that is left. More than 4 GiB is FILE_TOO_LARGE."""
         async with self._lock.turn():
@@ -164,9 +214,9 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
         wanted = None if size is None or size < 0 else size
         if wanted is None or wanted > MAX_HELD:
             left = (await self._about()).size - self._position
-            self._check_held(left if wanted is None else min(left, wanted))
+            self.check_held(left if wanted is None else min(left, wanted))
         while (wanted is None or len(self._ahead) < wanted) and await self._fill():
-            self._check_held(len(self._ahead))
+            self.check_held(len(self._ahead))
         return self._take(len(self._ahead) if wanted is None else wanted)
 
     async def read1(self, size: int = -1) -> bytes:
@@ -194,7 +244,7 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
         looked_at = 0
         while (found := self._ahead.find(b"\n", looked_at)) < 0 and (limit is None or len(self._ahead) < limit):
             looked_at = len(self._ahead)
-            self._check_held(looked_at)
+            self.check_held(looked_at)
             if not await self._fill():
                 break
         end = len(self._ahead) if found < 0 else found + 1
@@ -206,7 +256,7 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
             while line := await self._readline(None):
                 lines.append(line)
                 size += len(line)
-                self._check_held(size)
+                self.check_held(size)
         return lines
 
     async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -294,7 +344,8 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
         assert stream.info
         return stream.info
 
-    def _check_held(self, size: int) -> None:
+    def check_held(self, size: int) -> None:
+        """Whether this many bytes are what may be kept in memory."""
         if size > MAX_HELD and self._stream and self._stream.info:
             check_held("read", self._stream.info, size, MAX_HELD)
 
@@ -332,7 +383,7 @@ class AsyncFileReader(Exclusive, AsyncIterator[bytes]):
 
 
 class AsyncFileWriter(Exclusive):
-    """A file opened with "wb" or "xb". What is written is there, all at once, when it is closed.
+    """A file opened with "wb", "xb" or "ab". What is written is there, all at once, when it is closed.
 
     Leaving its `async with` block with an exception, or dropping it, leaves what was there before. Afterwards `info`
     tells about the file.
@@ -342,7 +393,7 @@ class AsyncFileWriter(Exclusive):
         super().__init__()
         self.closed = False
         self.info: FileInfo | None = None
-        self.mode = "xb" if call.exclusive else "wb"
+        self.mode = "xb" if call.exclusive else "ab" if call.append else "wb"
         self._sandbox = sandbox
         self._call = call
         self._input: CallInput[FileInfo] | None = None
@@ -361,6 +412,24 @@ class AsyncFileWriter(Exclusive):
 
     def seekable(self) -> bool:
         return False
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        raise unsupported(self._call.path, "has no descriptor: it is in a sandbox", "Write to it, or upload() a file.")
+
+    async def read(self, size: int | None = -1) -> bytes:
+        raise unsupported(self._call.path, "is open for writing", 'Open it with "rb".')
+
+    async def read1(self, size: int = -1) -> bytes:
+        raise unsupported(self._call.path, "is open for writing", 'Open it with "rb".')
+
+    async def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        raise unsupported(self._call.path, "is written from its beginning to its end", "Write it once more.")
+
+    async def truncate(self, size: int | None = None) -> int:
+        raise unsupported(self._call.path, "is written from its beginning to its end", "Write it once more.")
 
     async def write(self, data: Bytes) -> int:
         async with self._lock.turn():
@@ -467,3 +536,9 @@ def check_held(what: str, info: FileInfo, size: int, most: int) -> None:
 def closed(path: bytes) -> AtollError:
     message = f"{os.fsdecode(path)!r:.200} is closed"
     return error(ErrorCode.INVALID_REQUEST, message, remedy="Open it again with open_file().", **named(path=path))
+
+
+def unsupported(path: bytes, what: str, remedy: str) -> AtollError:
+    """The error for what a file of Python's can do, and this one cannot."""
+    message = f"{os.fsdecode(path)!r:.200} {what}"
+    return error(ErrorCode.UNSUPPORTED_OPERATION, message, remedy=remedy, **named(path=path))

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from atoll.client_sync.plumbing.exclusive import Exclusive
 from atoll.client_sync.plumbing.remote_sandbox import Bytes, CallInput, Frames, RemoteSandbox
 from atoll.client_sync.plumbing.transport import CancelScope
 from atoll.client_sync.plumbing.waiting import CANCELLATIONS
 from atoll.protocol.arguments import check_offset, wrong_argument
+from atoll.protocol.content_types import SNIFFED_BYTES, is_text, mime_type
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.file_answers import ReadFold
 from atoll.protocol.files import FileDone, FileInfo, ReadFile, StatFile, WriteFile
@@ -24,6 +25,8 @@ SKIPPED_BYTES = 1024 * 1024  # what lies so little ahead is read and dropped rat
 class FileStream(Exclusive, Iterator[bytes]):
     """The bytes of a file as they come. `info` tells about it, once it is entered or its first bytes are here.
 
+    `mime_type` and `is_binary` go by its name and its first bytes, which are here then as well.
+
     Whoever is cancelled while waiting for bytes may ask for them again, and misses none.
     """
 
@@ -32,6 +35,9 @@ class FileStream(Exclusive, Iterator[bytes]):
         self._sandbox = sandbox
         self._call = call
         self._fold = ReadFold(call)
+        self._first: bytes | None = None  # the first piece, until it is asked for
+        self._beginning = b""
+        self._is_at_end = False
         self._scope = CancelScope()
         self._frames: Frames[FileDone] | None = None
         self._is_over = False
@@ -40,14 +46,29 @@ class FileStream(Exclusive, Iterator[bytes]):
     def info(self) -> FileInfo | None:
         return self._fold.info
 
+    @property
+    def mime_type(self) -> str:
+        """As of `read_file`: "image/png", "text/x-python". Before there are bytes, by the name alone."""
+        beginning = b"" if self._call.offset else self._beginning
+        name = os.fsdecode(self._call.path).rstrip("/")
+        return mime_type(name, beginning, is_whole=self._is_at_end and not self._call.offset)
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether what is read begins with something that is not UTF-8, or with a NUL."""
+        return not is_text(self._beginning, is_whole=self._is_at_end)
+
     def begin(self) -> FileInfo:
         """The file that is read: its size, type and the rest. Fails if it cannot be read."""
+        return self._open(self._begin)
+
+    def _open(self, step: Callable[[], FileInfo]) -> FileInfo:
         with self._lock.turn():
             self._check_uninterrupted()
             if self._is_over and self.info is None:
                 raise self._closed()
             try:
-                return self._begin()
+                return step()
             except AtollError as failure:
                 if self._is_over:  # closed by another task or thread
                     raise self._closed() from failure
@@ -66,6 +87,22 @@ class FileStream(Exclusive, Iterator[bytes]):
         while self._fold.info is None:
             self._fold.take(self._frames.next())
         return self._fold.info
+
+    def _look(self) -> FileInfo:
+        """The same, and the first bytes."""
+        info = self._begin()
+        if self._first is None and not self._is_at_end:
+            self._first = self._receive()
+        return info
+
+    def _receive(self) -> bytes | None:
+        assert self._frames
+        data = self._fold.take(self._frames.next())
+        if data is None:
+            self._is_at_end = True
+        elif not self._beginning:
+            self._beginning = data[:SNIFFED_BYTES]
+        return data
 
     def _closed(self) -> AtollError:
         return error(
@@ -88,8 +125,9 @@ class FileStream(Exclusive, Iterator[bytes]):
             raise StopIteration
         try:
             self._begin()
-            assert self._frames
-            data = self._fold.take(self._frames.next())
+            data, self._first = self._first, None
+            if data is None and not self._is_at_end:
+                data = self._receive()
         except AtollError:
             if self._is_over:  # closed by another task or thread
                 raise StopIteration from None
@@ -107,7 +145,7 @@ class FileStream(Exclusive, Iterator[bytes]):
         return data
 
     def __enter__(self) -> FileStream:
-        self.begin()
+        self._open(self._look)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,6 +191,18 @@ class FileReader(Exclusive, Iterator[bytes]):
     def seekable(self) -> bool:
         return True
 
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        raise unsupported(self._path, "has no descriptor: it is in a sandbox", "Read it, or download() it first.")
+
+    def write(self, data: Bytes) -> int:
+        raise unsupported(self._path, "is open for reading", 'Open it with "wb" or "ab".')
+
+    def truncate(self, size: int | None = None) -> int:
+        raise unsupported(self._path, "is open for reading", 'Open it with "wb".')
+
     def read(self, size: int | None = -1) -> bytes:
         """So many bytes, fewer only at the end; without a size, all that is left. More than 4 GiB is FILE_TOO_LARGE."""
         with self._lock.turn():
@@ -163,9 +213,9 @@ class FileReader(Exclusive, Iterator[bytes]):
         wanted = None if size is None or size < 0 else size
         if wanted is None or wanted > MAX_HELD:
             left = (self._about()).size - self._position
-            self._check_held(left if wanted is None else min(left, wanted))
+            self.check_held(left if wanted is None else min(left, wanted))
         while (wanted is None or len(self._ahead) < wanted) and self._fill():
-            self._check_held(len(self._ahead))
+            self.check_held(len(self._ahead))
         return self._take(len(self._ahead) if wanted is None else wanted)
 
     def read1(self, size: int = -1) -> bytes:
@@ -193,7 +243,7 @@ class FileReader(Exclusive, Iterator[bytes]):
         looked_at = 0
         while (found := self._ahead.find(b"\n", looked_at)) < 0 and (limit is None or len(self._ahead) < limit):
             looked_at = len(self._ahead)
-            self._check_held(looked_at)
+            self.check_held(looked_at)
             if not self._fill():
                 break
         end = len(self._ahead) if found < 0 else found + 1
@@ -205,7 +255,7 @@ class FileReader(Exclusive, Iterator[bytes]):
             while line := self._readline(None):
                 lines.append(line)
                 size += len(line)
-                self._check_held(size)
+                self.check_held(size)
         return lines
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -291,7 +341,8 @@ class FileReader(Exclusive, Iterator[bytes]):
         assert stream.info
         return stream.info
 
-    def _check_held(self, size: int) -> None:
+    def check_held(self, size: int) -> None:
+        """Whether this many bytes are what may be kept in memory."""
         if size > MAX_HELD and self._stream and self._stream.info:
             check_held("read", self._stream.info, size, MAX_HELD)
 
@@ -329,7 +380,7 @@ class FileReader(Exclusive, Iterator[bytes]):
 
 
 class FileWriter(Exclusive):
-    """A file opened with "wb" or "xb". What is written is there, all at once, when it is closed.
+    """A file opened with "wb", "xb" or "ab". What is written is there, all at once, when it is closed.
 
     Leaving its `with` block with an exception, or dropping it, leaves what was there before. Afterwards `info`
     tells about the file.
@@ -339,7 +390,7 @@ class FileWriter(Exclusive):
         super().__init__()
         self.closed = False
         self.info: FileInfo | None = None
-        self.mode = "xb" if call.exclusive else "wb"
+        self.mode = "xb" if call.exclusive else "ab" if call.append else "wb"
         self._sandbox = sandbox
         self._call = call
         self._input: CallInput[FileInfo] | None = None
@@ -358,6 +409,24 @@ class FileWriter(Exclusive):
 
     def seekable(self) -> bool:
         return False
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        raise unsupported(self._call.path, "has no descriptor: it is in a sandbox", "Write to it, or upload() a file.")
+
+    def read(self, size: int | None = -1) -> bytes:
+        raise unsupported(self._call.path, "is open for writing", 'Open it with "rb".')
+
+    def read1(self, size: int = -1) -> bytes:
+        raise unsupported(self._call.path, "is open for writing", 'Open it with "rb".')
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        raise unsupported(self._call.path, "is written from its beginning to its end", "Write it once more.")
+
+    def truncate(self, size: int | None = None) -> int:
+        raise unsupported(self._call.path, "is written from its beginning to its end", "Write it once more.")
 
     def write(self, data: Bytes) -> int:
         with self._lock.turn():
@@ -462,3 +531,9 @@ def check_held(what: str, info: FileInfo, size: int, most: int) -> None:
 def closed(path: bytes) -> AtollError:
     message = f"{os.fsdecode(path)!r:.200} is closed"
     return error(ErrorCode.INVALID_REQUEST, message, remedy="Open it again with open_file().", **named(path=path))
+
+
+def unsupported(path: bytes, what: str, remedy: str) -> AtollError:
+    """The error for what a file of Python's can do, and this one cannot."""
+    message = f"{os.fsdecode(path)!r:.200} {what}"
+    return error(ErrorCode.UNSUPPORTED_OPERATION, message, remedy=remedy, **named(path=path))

@@ -7,6 +7,7 @@ OSError has `errno`, `strerror`, and in `filename` what the context calls `path`
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from enum import Enum, StrEnum, auto
@@ -29,6 +30,7 @@ from errno import (
     ENOSPC,
     ENOTDIR,
     ENOTEMPTY,
+    EOPNOTSUPP,
     EPERM,
     EROFS,
     ETIMEDOUT,
@@ -150,6 +152,10 @@ class IsADirectoryPathError(CallerError, IsADirectoryError):
     """A directory where a file is needed."""
 
 
+class UnsupportedError(CallerError, io.UnsupportedOperation):
+    """Something that a file cannot do, as it is opened."""
+
+
 class FileProblemError(CallerError, OSError):
     """A refusal of the file system that Python has no class for: `code` and `errno` tell."""
 
@@ -264,6 +270,7 @@ class ErrorCode(StrEnum):
     PERMISSION_DENIED = "PERMISSION_DENIED", AccessError, 403, AGENT, EACCES
     INVALID_PATH = "INVALID_PATH", InvalidValueError, 400, AGENT
     UNSAFE_ARCHIVE = "UNSAFE_ARCHIVE", InvalidValueError, 400, AGENT
+    UNSUPPORTED_OPERATION = "UNSUPPORTED_OPERATION", UnsupportedError, 400, HOST, EOPNOTSUPP
     RANGE_NOT_SATISFIABLE = "RANGE_NOT_SATISFIABLE", InvalidValueError, 416, HOST
     PROCESS_NOT_FOUND = "PROCESS_NOT_FOUND", NotFoundError, 404, AGENT
     PROCESS_EXISTS = "PROCESS_EXISTS", AlreadyExistsError, 409, AGENT, EEXIST

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import force_setattr
+
 from atoll.protocol.calls import Call, event, misbehaved, out_of_place, result
 from atoll.protocol.file_maps import FileMap
 from atoll.protocol.files import (
@@ -84,10 +86,18 @@ class ListFold(DoneFold):
 
     def __init__(self, call: ListFiles) -> None:
         super().__init__(call)
+        self._top: int | None = None  # the length of the path of the directory that is listed
 
     def take(self, frame: Frame) -> list[FileInfo] | None:
-        """Some of it; None if this is the end."""
-        return None if self._is_end(frame) else event(FileList, frame).files
+        """Some of it, which counts from that directory; None if this is the end."""
+        if self._is_end(frame):
+            return None
+        files = event(FileList, frame).files
+        if self._top is None:  # what is in the directory itself comes first
+            self._top = files[0].raw_path.rfind(b"/") + 1
+        for info in files:
+            force_setattr(info, "listed_from", self._top)
+        return files
 
 
 class WatchFold(DoneFold):

@@ -26,6 +26,7 @@ from atoll.protocol.transfer_bounds import Bounds
 MAX_PATH = 4096  # the kernel's own limit, with the NUL at the end
 MAX_MODE = 0o7777
 MAX_TOGETHER = 1000  # files or changes in a message
+MAX_RULES = 64 * 1024  # bytes of what says what is excluded
 
 
 class FileType(StrEnum):
@@ -43,10 +44,22 @@ class FileType(StrEnum):
 
 
 # gc=False: there may be a hundred thousand of them, none holds another, and the collector would look at each.
-class FileInfo(Plain, frozen=True, kw_only=True, gc=False):
+class FileInfo(Plain, frozen=True, kw_only=True, gc=False, omit_defaults=True, eq=False):
     """Something in a directory. `target` is where a symbolic link points."""
 
-    _PLAIN = ("path", "name", "type", "size", "mode", "modified_at", "uid", "gid", "target", "is_directory")
+    _PLAIN = (
+        "path",
+        "relative_path",
+        "name",
+        "type",
+        "size",
+        "mode",
+        "modified_at",
+        "uid",
+        "gid",
+        "target",
+        "is_directory",
+    )
 
     raw_path: bytes  # absolute
     type: FileType
@@ -56,10 +69,16 @@ class FileInfo(Plain, frozen=True, kw_only=True, gc=False):
     uid: Owner = 0
     gid: Owner = 0
     raw_target: bytes | None = None
+    listed_from: Count = 0  # where in its path `relative_path` begins; no agent says so
 
     @property
     def path(self) -> str:
         return os.fsdecode(self.raw_path)
+
+    @property
+    def relative_path(self) -> str:
+        """From the directory that was listed; the name of what was not found in a list."""
+        return os.fsdecode(self.raw_path[self.listed_from :]) if self.listed_from else self.name
 
     @property
     def name(self) -> str:
@@ -72,6 +91,18 @@ class FileInfo(Plain, frozen=True, kw_only=True, gc=False):
     @property
     def is_directory(self) -> bool:
         return self.type is FileType.DIRECTORY
+
+    def __eq__(self, other: object) -> bool:
+        """Also if one of them is of a list."""
+        return isinstance(other, FileInfo) and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        return hash(self._facts)
+
+    @property
+    def _facts(self) -> tuple[object, ...]:
+        about = (self.raw_path, self.type, self.size, self.mode, self.modified_at)
+        return (*about, self.uid, self.gid, self.raw_target)
 
     def __repr__(self) -> str:
         return f"FileInfo({self.path!r}, {self.type.value}, size={self.size}, mode={self.mode:#o})"
@@ -130,13 +161,17 @@ class WriteFile(PathCall[FileInfo], frozen=True, kw_only=True, tag="write_file")
 
     Directories on the way are made. What was there keeps its mode and owner unless `mode` is given; a symbolic link is
     followed. With `sync` the answer waits for the disk. With `exclusive` what exists already is FILE_EXISTS. With a
-    `map` the bytes are those in its places, and all else is holes.
+    `map` the bytes are those in its places, and all else is holes. With `append` they go to the end of what is there,
+    which stays the same file.
     """
+
+    fields_came_with = {"append": 2}
 
     mode: int | None = None
     sync: bool = False
     exclusive: bool = False
     map: FileMap | None = None
+    append: bool = False
 
 
 class ListFiles(PathCall[FileDone], frozen=True, kw_only=True, tag="list_files"):
@@ -197,7 +232,10 @@ class MoveFile(TwoPathsCall, frozen=True, kw_only=True, tag="move_file"):
 
 
 class CopyFile(TwoPathsCall, frozen=True, kw_only=True, tag="copy_file"):
-    """Answered with the copy, which appears as a whole, keeps mode and holes, and replaces a file in the way."""
+    """Answered with the copy, which appears as a whole, keeps mode and holes, and replaces a file in the way.
+
+    Of a directory all that is in it is copied, also owners, times and links; it replaces nothing but an empty one.
+    """
 
 
 class ChangeMode(PathCall[FileInfo], frozen=True, kw_only=True, tag="change_mode"):
@@ -211,12 +249,15 @@ class PackFiles(PathCall[FileDone], frozen=True, kw_only=True, tag="pack_files")
 
     A directory's entries are named from within it ("." is the directory itself); a file is one entry with its own name.
     Sockets, FIFOs and devices are left out, and counted. Files with holes are as GNU tar packs them (PAX, sparse 1.0).
-    What goes beyond the bounds is DOWNLOAD_TOO_LARGE, before it is sent.
+    What goes beyond the bounds is DOWNLOAD_TOO_LARGE, before it is sent. What `exclude` has rules for is as if it were
+    not there; they are those of .gitignore.
     """
 
     changes: ClassVar[bool] = False
+    fields_came_with = {"exclude": 2}
 
     bounds: Bounds = Bounds()
+    exclude: list[bytes] = []
 
 
 class UnpackFiles(PathCall[FileDone], frozen=True, kw_only=True, tag="unpack_files"):
@@ -318,6 +359,15 @@ def check_path(path: bytes) -> bytes:
             **named(path=path),
         )
     return path
+
+
+def check_rules(rules: list[bytes]) -> list[bytes]:
+    """Rules of what is left out, as many as anybody writes by hand."""
+    size = sum(map(len, rules)) + len(rules)
+    if size > MAX_RULES:
+        message = f"rules of {size:,} bytes say what is excluded, and {MAX_RULES:,} are allowed"
+        raise error(ErrorCode.INVALID_REQUEST, message, remedy="Use patterns instead of names.", limit=MAX_RULES)
+    return rules
 
 
 def check_mode(mode: object) -> int:

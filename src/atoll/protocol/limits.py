@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any
+from typing import Any, SupportsIndex
 
 from atoll.protocol import transfer_bounds
 from atoll.protocol.arguments import MAX_NUMBER, to_number, to_whole, wrong_argument
@@ -131,9 +131,9 @@ def _to_bytes(value: object) -> int | None:
 
 
 def parse_bounds(
-    max_bytes: int | str | None = transfer_bounds.MAX_BYTES,
-    max_entries: int | str | None = transfer_bounds.MAX_ENTRIES,
-    max_depth: int | str | None = transfer_bounds.MAX_DEPTH,
+    max_bytes: SupportsIndex | str | None = transfer_bounds.MAX_BYTES,
+    max_entries: SupportsIndex | str | None = transfer_bounds.MAX_ENTRIES,
+    max_depth: SupportsIndex | str | None = transfer_bounds.MAX_DEPTH,
 ) -> transfer_bounds.Bounds:
     """The bounds of a download from what a user may write: numbers, text such as "64GiB", None or "none"."""
     return transfer_bounds.Bounds(

@@ -35,6 +35,8 @@ class FileQuery(Query, frozen=True, kw_only=True):
 
 
 class ListQuery(FileQuery, frozen=True, kw_only=True):
+    """A directory; the session's own, if none is named."""
+
     recursive: Annotated[bool, Meta(description="also what is in directories")] = False
     hidden: Annotated[bool, Meta(description="also names that begin with a dot")] = False
 
@@ -53,6 +55,7 @@ class WriteQuery(FileQuery, frozen=True, kw_only=True):
     ] = None
     sync: Annotated[bool, Meta(description="answer when it is on disk")] = False
     exclusive: Annotated[bool, Meta(description="fail if it is there already")] = False
+    append: Annotated[bool, Meta(description="add it to the end of what is there")] = False
 
 
 class ReadQuery(FileQuery, frozen=True, kw_only=True):
@@ -68,6 +71,9 @@ class ReadQuery(FileQuery, frozen=True, kw_only=True):
 class PackQuery(ReadQuery, frozen=True, kw_only=True):
     max_entries: Annotated[str | None, _bound("how many entries", MAX_ENTRIES)] = None
     max_depth: Annotated[str | None, _bound("how many directories deep", MAX_DEPTH)] = None
+    exclude: Annotated[
+        tuple[str, ...], Meta(description="a rule as in .gitignore for what is left out; may be given several times")
+    ] = ()
 
 
 class WatchQuery(FileQuery, frozen=True, kw_only=True):

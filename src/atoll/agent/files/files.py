@@ -16,6 +16,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from atoll.agent.files.appending import append
 from atoll.agent.files.errors import file_error, is_a_directory, is_not_a_directory, not_a_file, parent_missing
 from atoll.agent.files.trees import copy_tree, delete_anything, delete_tree, is_below
 from atoll.agent.files.watch import watch_files
@@ -54,6 +55,7 @@ from atoll.protocol.files import (
     WriteFile,
     check_mode,
     check_path,
+    check_rules,
 )
 from atoll.protocol.frames import MAX_PAYLOAD, FrameKind
 from atoll.protocol.messages import encode_message
@@ -222,6 +224,8 @@ def write_file(call: WriteFile, path: bytes, port: HostPort) -> FileInfo:
             else:
                 for data in port.receive():
                     write_all(file.fd, data)
+            if call.append and not file.is_in_place:
+                return describe(path, append(file, place, sync=call.sync))
             file.appear(exclusive=call.exclusive, sync=call.sync)
             port.close_after_answer(file.take_replaced())
             return describe(path, os.fstat(file.fd))
@@ -344,19 +348,24 @@ def move_file(call: MoveFile, source: bytes, target: bytes) -> FileInfo:
 def _move_by_copy(source: bytes, target: bytes) -> None:
     """To another file system, or a directory of the image, which the kernel renames no more than that."""
     with Place(source, follow=False) as old, _place_for(target, follow=False) as new:
-        if old.found and is_below(new.directory, old.found):
-            raise _inside_itself(source, target)
-        name = temporary_name()
-        try:
-            copy_tree(old, new, name)
-            os.rename(name, new.name, src_dir_fd=new.directory, dst_dir_fd=new.directory)
-        except BaseException as cause:
-            with suppress(OSError, AtollError):
-                delete_anything(new.directory, name, target)
-            if isinstance(cause, OSError):
-                raise _pair_error(cause, source, target) from cause
-            raise
+        _copy_whole(old, new)
         delete_anything(old.directory, old.name, source)
+
+
+def _copy_whole(old: Place, new: Place) -> None:
+    """A file or a directory with all that is in it, which appears at once or not at all."""
+    if old.found and is_below(new.directory, old.found):
+        raise _inside_itself(old.path, new.path)
+    name = temporary_name()
+    try:
+        copy_tree(old, new, name)
+        os.rename(name, new.name, src_dir_fd=new.directory, dst_dir_fd=new.directory)
+    except BaseException as cause:
+        with suppress(OSError, AtollError):
+            delete_anything(new.directory, name, new.path)
+        if isinstance(cause, OSError):
+            raise _pair_error(cause, old.path, new.path) from cause
+        raise
 
 
 def _pair_error(cause: OSError, source: bytes, target: bytes) -> AtollError:
@@ -388,18 +397,27 @@ def _place_for(target: bytes, *, follow: bool = True) -> Place:
 
 
 def _inside_itself(source: bytes, target: bytes) -> AtollError:
-    message = f"{os.fsdecode(source)!r} cannot be moved into itself, to {os.fsdecode(target)!r}"
+    message = f"{os.fsdecode(source)!r} cannot be brought into itself, to {os.fsdecode(target)!r}"
     return error(ErrorCode.INVALID_PATH, message, remedy="Choose a target outside of it.", **named(path=target))
 
 
 def copy_file(call: CopyFile, source: bytes, target: bytes) -> FileInfo:
-    fd = open_for_reading(source)
+    try:
+        fd = open_for_reading(source)
+    except IsADirectoryError:
+        return _copy_directory(source.rstrip(b"/"), target.rstrip(b"/"))
     try:
         return _copy_to(target, fd)
     except OSError as cause:
         raise file_error(cause, target) from cause
     finally:
         os.close(fd)
+
+
+def _copy_directory(source: bytes, target: bytes) -> FileInfo:
+    with Place(source) as old, _place_for(target, follow=False) as new:
+        _copy_whole(old, new)
+    return look(target, follow=False)
 
 
 def _copy_to(target: bytes, source: int) -> FileInfo:
@@ -422,7 +440,7 @@ def pack_files(call: PackFiles, path: bytes, port: HostPort) -> FileDone:
     status = os.stat(path)
     if not stat.S_ISDIR(status.st_mode):
         _check_readable(path, status)
-    packer = Packer(path.rstrip(b"/") or b"/", call.bounds)
+    packer = Packer(path.rstrip(b"/") or b"/", call.bounds, check_rules(call.exclude))
     for piece in packer.pieces():
         port.send_data(piece)
     return FileDone(count=packer.count, left_out=packer.left_out, left_out_names=packer.left_out_names)

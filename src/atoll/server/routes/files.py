@@ -39,6 +39,7 @@ from atoll.protocol.files import (
     UnpackFiles,
     WatchFiles,
     WriteFile,
+    check_rules,
     to_raw_path,
 )
 from atoll.protocol.frames import Frame
@@ -205,7 +206,8 @@ async def change_file_mode(request: Request) -> Response:
 
 
 async def pack_directory(request: Request, query: PackQuery) -> Response:
-    call = PackFiles(path=query.raw_path, session_id=query.session_id, bounds=query.bounds)
+    rules = check_rules([to_raw_path(rule) for rule in query.exclude])
+    call = PackFiles(path=query.raw_path, session_id=query.session_id, bounds=query.bounds, exclude=rules)
     pieces = bytes_in(frames_of(request, call), PackFold(call))
     first, is_whole = await first_bytes(pieces)
     headers = UNTRUSTED | {"content-type": TAR} | ({"content-length": str(len(first))} if is_whole else {})
