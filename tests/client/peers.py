@@ -24,6 +24,7 @@ from atoll.protocol.frames import Frame, FrameDecoder, FrameKind, encode_frame
 from atoll.protocol.limits import Limits
 from atoll.protocol.messages import AnyCall, decode_call, encode_message
 from atoll.protocol.sandboxes import (
+    MUST_EXIST,
     EventList,
     SandboxEvent,
     SandboxInfo,
@@ -192,6 +193,7 @@ class ContractServer(socketserver.ThreadingUnixStreamServer):
         self.options: dict[str, SandboxOptions] = {}
         self.preparing: list[str] = []
         self.protocol_version = PROTOCOL_VERSION
+        self.has_any = True  # sandbox that somebody asks about, whether or not it was made
         self.sessions: dict[str, SessionInfo] = {}
         self.requests: list[tuple[str, str, bytes]] = []
         self.connections: list[socket.socket] = []
@@ -315,6 +317,8 @@ class ContractHandler(BaseHTTPRequestHandler):
                 self.server.sessions[asked.id] = made
                 self.answer(201, made)
             case "DELETE", ["sandboxes", id, "sessions", session]:
+                if not self.server.has_any:
+                    self.sandbox(id)
                 if self.server.sessions.pop(session, None) is None:
                     raise error(ErrorCode.SESSION_NOT_FOUND, f"no session {session!r}")
                 self.answer(204)
@@ -351,6 +355,8 @@ class ContractHandler(BaseHTTPRequestHandler):
         frame = next(self.frames())
         assert frame.kind is FrameKind.CALL
         if id not in self.server.sandboxes:
+            if self.headers[MUST_EXIST[0]] == MUST_EXIST[1] and not self.server.has_any:
+                self.sandbox(id)
             self.server.create(id, SandboxOptions())
         self.server.on_call(Conversation(self, decode_call(frame.payload)))
         for _ in self.frames():  # what nobody has read of this request is not to be taken for the next

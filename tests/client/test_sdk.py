@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -561,6 +562,37 @@ async def test_a_destroyed_sandbox_is_made_again_with_its_options(half: Half, st
     assert stub.options["user-123"].limits == "basic"
 
 
+@pytest.mark.parametrize("options", [{}, {"limits": "basic"}, {"create": False}], ids=str)
+async def test_asking_makes_nothing_and_sends_no_options(half: Half, stub: ContractServer, options: Any) -> None:
+    stub.has_any = False
+    sandbox = sandbox_of(half, stub, **options)
+    asking = (
+        *(getattr(sandbox, name) for name in ("status", "list_sessions", "list_processes", "list_terminals")),
+        *(functools.partial(getattr(sandbox, f"get_{name}"), "x") for name in ("session", "process", "terminal")),
+        *(functools.partial(sandbox.kill_process, "x"), sandbox.kill_all_processes),
+        *(functools.partial(sandbox.delete_session, "x"), sandbox.cleanup_completed_processes),
+        *(functools.partial(sandbox.get_process_logs, "x"), functools.partial(sandbox.is_process_running, "x")),
+    )
+    for ask in asking:
+        with pytest.raises(LookupError, match="SANDBOX_NOT_FOUND"):
+            await half.run(ask)
+    assert not stub.sandboxes and all(method != "PUT" for method, _, _ in stub.requests)
+
+
+async def test_one_that_only_attaches_makes_nothing_whatever_is_done(half: Half, stub: ContractServer) -> None:
+    stub.has_any = False
+    sandbox = sandbox_of(half, stub, create=False)
+    for _ in range(2):
+        with pytest.raises(LookupError, match="SANDBOX_NOT_FOUND"):
+            await half.run(sandbox.exec, "x")
+        assert not stub.sandboxes
+        await half.run(sandbox_of(half, stub).exec, "x")
+        assert (await half.run(sandbox.exec, "x")).success
+        await half.run(sandbox.destroy)
+    with pytest.raises(ValueError, match="Leave out the options"):
+        sandbox_of(half, stub, create=False, limits="basic")
+
+
 async def test_status_labels_and_variables(half: Half, stub: ContractServer) -> None:
     sandbox = sandbox_of(half, stub)
     with pytest.raises(LookupError, match="SANDBOX_NOT_FOUND"):
@@ -577,7 +609,7 @@ async def test_status_labels_and_variables(half: Half, stub: ContractServer) -> 
 async def test_sandboxes_are_listed_by_label_and_state(half: Half, stub: ContractServer) -> None:
     for number in range(3):
         sandbox = sandbox_of(half, stub, f"s{number}", labels={"team": "a&b=c" if number else "none"})
-        await half.run(sandbox.status)
+        await half.run(sandbox.exec, "x")
     everyone = await half.list_sandboxes(url=stub.url)
     assert [sandbox.id for sandbox in everyone] == ["s0", "s1", "s2"]
     found = await half.list_sandboxes(labels={"team": "a&b=c"}, state="running", url=stub.url)

@@ -56,6 +56,19 @@ async def test_a_process_from_its_start_to_its_end(half: Half, server: RunningSe
     assert isinstance(caught.value, AtollError) and caught.value.code is ErrorCode.PROCESS_NOT_FOUND
 
 
+async def test_logs_right_after_the_start_of_a_quick_command_have_its_output(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("quick", url=server.unix_url)
+    for _ in range(20):
+        process = await half.run(sandbox.start_process, "echo one; echo two >&2; exit 3")
+        logs = await half.run(process.logs)
+        assert (logs.stdout, logs.stderr) == ("one\n", "two\n")
+    asked = {"command": "echo quick", "id": "http"}
+    assert (await server.ask("POST", "/v1/sandboxes/quick/processes", asked)).status == 201
+    assert (await server.ask("GET", "/v1/sandboxes/quick/processes/http/logs")).json()["stdout"] == "quick\n"
+    slow = await half.run(sandbox.start_process, "echo begun; sleep 600")
+    assert (await half.run(slow.logs)).stdout == "begun\n"
+
+
 async def test_a_web_server_is_waited_for_and_used(half: Half, server: RunningServer) -> None:
     sandbox = half.get_sandbox("web", url=server.unix_url)
     web = await half.run(sandbox.spawn, WEB, process_id="web", cwd="/usr")

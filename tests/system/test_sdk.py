@@ -82,9 +82,7 @@ FIRST_OPERATIONS: dict[str, Callable[[Half, Any], Any]] = {
     "start_process": lambda half, sandbox: half.run(sandbox.start_process, "true"),
     "create_terminal": lambda half, sandbox: half.run(sandbox.create_terminal),
     "create_session": lambda half, sandbox: half.run(sandbox.create_session, "mine"),
-    "list_sessions": lambda half, sandbox: half.run(sandbox.list_sessions),
     "set_env_vars": lambda half, sandbox: half.run(sandbox.set_env_vars, {"B": "2"}),
-    "status": lambda half, sandbox: half.run(sandbox.status),
 }
 
 

@@ -14,7 +14,10 @@ from tests.system.serving import RunningServer
 SHOW = ["sh", "-c", "echo ${V-unset}"]
 PATH = "/v1/sandboxes/rules"
 
-WRONG_ARGUMENTS = {"Session.set_env_vars": {"env": (5, "A=1", {"": "x"}, {"A=": "x"}, {"A": 1}, {"A": "\0"}, {5: "x"})}}
+WRONG_ARGUMENTS = {
+    "Sandbox.create_session": {"name": (5, "", "x" * 201, "a\nb", "\x1b[31m"), "exist_ok": (0, "yes", None)},
+    "Session.set_env_vars": {"env": (5, "A=1", {"": "x"}, {"A=": "x"}, {"A": 1}, {"A": "\0"}, {5: "x"})},
+}
 
 
 @pytest.fixture(params=[AsyncHalf, BlockingHalf], ids=lambda half: half.name)
@@ -81,3 +84,38 @@ async def test_all_that_runs_in_a_session_has_the_same_variables(half: Half, ser
     with pytest.raises(AtollError) as caught:
         await half.run(other.set_env_vars, {"not a name": "x"})
     assert caught.value.code is ErrorCode.INVALID_ENVIRONMENT
+
+
+async def test_a_session_has_a_name_for_people_and_one_that_exists_may_be_used(
+    half: Half, server: RunningServer
+) -> None:
+    sandbox = half.get_sandbox("rules", url=server.unix_url)
+    made = await half.run(sandbox.create_session, "one", name="the first", exist_ok=True)
+    await half.run(made.exec, "cd /tmp; x=kept")
+    with pytest.raises(FileExistsError):
+        await half.run(sandbox.create_session, "one")
+    again = await half.run(sandbox.create_session, "one", name="another", cwd="/usr", exist_ok=True)
+    assert again == made and (await half.run(again.exec, "echo $PWD $x")).stdout == "/tmp kept\n"
+    assert [session.name for session in await half.run(sandbox.list_sessions)] == ["the first"]
+    answer = await server.ask("POST", f"{PATH}/sessions", {"id": "one", "exist_ok": True})
+    assert (answer.status, answer.json()["name"], answer.json()["cwd"]) == (200, "the first", "/tmp")
+    assert (await server.ask("POST", f"{PATH}/sessions", {"id": "two", "name": "b", "exist_ok": True})).status == 201
+    assert (await server.ask("POST", f"{PATH}/sessions", {"id": "two"})).json()["code"] == "SESSION_EXISTS"
+
+
+async def test_asking_makes_nothing(half: Half, server: RunningServer) -> None:
+    sandbox = half.get_sandbox("rules", url=server.unix_url, limits="basic")
+    for ask in (sandbox.status, sandbox.list_processes, sandbox.list_sessions, sandbox.kill_all_processes):
+        with pytest.raises(LookupError, match="SANDBOX_NOT_FOUND"):
+            await half.run(ask)
+    for place in ("", "/processes", "/processes/x", "/processes/x/logs", "/sessions", "/terminals"):
+        answer = await server.ask("GET", PATH + place)
+        assert (answer.status, answer.json()["code"]) == (404, "SANDBOX_NOT_FOUND"), place
+    for method, place in (("POST", "/processes/clean-up"), ("DELETE", "/sessions/x"), ("DELETE", "/terminals/x")):
+        assert (await server.ask(method, PATH + place)).status == 404, place
+    assert (await server.ask("GET", "/v1/sandboxes")).json()["sandboxes"] == []
+    await half.run(sandbox.exec, "true")
+    assert await half.run(sandbox.list_processes) == []
+    await half.run(sandbox.destroy)
+    with pytest.raises(LookupError, match="SANDBOX_NOT_FOUND"):
+        await half.run(sandbox.list_processes)

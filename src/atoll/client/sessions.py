@@ -14,7 +14,7 @@ from atoll.client.handles import Handle
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.processes import AsyncProcesses
 from atoll.client.terminals import AsyncTerminals
-from atoll.protocol.arguments import Directory, check_directory, check_lasting_variables
+from atoll.protocol.arguments import Directory, check_directory, check_flag, check_lasting_variables
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import parse_session_id
@@ -25,6 +25,7 @@ from atoll.protocol.sessions import (
     SessionInfo,
     SessionRequest,
     SetEnvironment,
+    check_name,
 )
 
 
@@ -57,11 +58,22 @@ class AsyncSession(Handle, AsyncInSession):
 
 
 async def create_session(
-    sandbox: RemoteSandbox, id: str | None, env: Environment | None, cwd: Directory | None
+    sandbox: RemoteSandbox,
+    id: str | None,
+    env: Environment | None,
+    cwd: Directory | None,
+    name: str | None = None,
+    exist_ok: bool = False,
 ) -> AsyncSession:
     session_id = f"session-{secrets.token_hex(4)}" if id is None else parse_session_id(id)
     directory = check_directory(cwd) or DEFAULT_DIRECTORY
-    asked = SessionRequest(id=session_id, cwd=directory, env=check_lasting_variables(env))
+    asked = SessionRequest(
+        id=session_id,
+        cwd=directory,
+        env=check_lasting_variables(env),
+        name=check_name(name),
+        exist_ok=check_flag(exist_ok, "exist_ok"),
+    )
     await sandbox.request("POST", SessionInfo, path="/sessions", body=asked)
     return AsyncSession(sandbox, session_id)
 
@@ -83,4 +95,4 @@ async def list_sessions(sandbox: RemoteSandbox) -> list[SessionInfo]:
 
 
 async def delete_session(sandbox: RemoteSandbox, id: str) -> None:
-    await sandbox.tell("DELETE", f"/sessions/{parse_session_id(id)}")
+    await sandbox.remove(f"/sessions/{parse_session_id(id)}")

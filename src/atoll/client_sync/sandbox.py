@@ -76,7 +76,10 @@ def get_sandbox(
     url: str | None = None,
     api_key: str | None = None,
 ) -> Sandbox:
-    """The sandbox with this id. Returns at once; the first operation makes it, or wakes it.
+    """The sandbox with this id. Returns at once; the first operation that needs it makes it, or wakes it.
+
+    What only asks (`status`, `events`, `list_*`, `get_*`, `kill_*`) makes none: SANDBOX_NOT_FOUND. With `create=False`
+    nothing does.
 
     The same id always reaches the same sandbox, from any process and any client. Options count whenever this object
     makes it, also after somebody else destroyed it. One that exists keeps what it has: what differs is told by an
@@ -87,7 +90,6 @@ def get_sandbox(
     _refuse_what_comes_later(
         secrets=secrets,
         snapshot=snapshot,
-        create=None if check_flag(create, "create") else create,
     )
     options = SandboxOptions(
         image=None if image is None else _checked_image(image),
@@ -102,7 +104,10 @@ def get_sandbox(
         strict=check_flag(strict, "strict"),
     )
     given = None if options == SandboxOptions() else options
-    return Sandbox(RemoteSandbox(find_server(url, api_key), parse_sandbox_id(id), given))
+    if not check_flag(create, "create") and given:
+        remedy = "Leave out the options, which count when a sandbox is made; or create=False."
+        raise wrong_argument("create", create, "makes no sandbox that these options could be for", remedy)
+    return Sandbox(RemoteSandbox(find_server(url, api_key), parse_sandbox_id(id), given, attaches_only=not create))
 
 
 class SandboxArguments(TypedDict, total=False):
@@ -195,9 +200,9 @@ class Sandbox(Handle, InSession, Promised):
     def status(self) -> SandboxInfo:
         """Its state, since when and why; image, isolation, limits, and what it uses.
 
-        Asking makes no sandbox, unless options were given: SANDBOX_NOT_FOUND says that there is none.
+        To ask makes no sandbox: SANDBOX_NOT_FOUND says that there is none.
         """
-        return self._sandbox.request("GET", SandboxInfo)
+        return self._sandbox.ask_server(SandboxInfo)
 
     def destroy(self) -> None:
         """Everything of it is gone: processes, files, sessions. Twice is fine."""
@@ -268,7 +273,7 @@ class Sandbox(Handle, InSession, Promised):
 
     def connections(self) -> list[Connection]:
         """The latest that it tried to reach: name, address, port, whether that was allowed and by which rule."""
-        return (self._sandbox.request("GET", ConnectionList, path="/connections")).connections
+        return (self._sandbox.ask_server(ConnectionList, "/connections")).connections
 
     def follow_connections(self) -> ConnectionStream:
         """Its connections as an iterator that goes on as they begin, change and end."""
@@ -279,7 +284,7 @@ class Sandbox(Handle, InSession, Promised):
 
     def events(self, since: SupportsIndex | None = None) -> list[SandboxEvent]:
         """Its timeline: what happened, when, why, who asked. `since` is the number of the last event already seen."""
-        found = self._sandbox.request("GET", EventList, path=f"/events?since={check_number_seen(since)}")
+        found = self._sandbox.ask_server(EventList, f"/events?since={check_number_seen(since)}")
         return found.events
 
     def follow_events(self, since: SupportsIndex | None = None) -> EventStream:
@@ -287,10 +292,20 @@ class Sandbox(Handle, InSession, Promised):
         return EventStream(self._sandbox, check_number_seen(since))
 
     def create_session(
-        self, id: str | None = None, *, env: Environment | None = None, cwd: Directory = DEFAULT_DIRECTORY
+        self,
+        id: str | None = None,
+        *,
+        env: Environment | None = None,
+        cwd: Directory = DEFAULT_DIRECTORY,
+        name: str | None = None,
+        exist_ok: bool = False,
     ) -> Session:
-        """Another shell, with its own directory, variables, functions and options."""
-        return sessions.create_session(self._sandbox, id, env, cwd)
+        """Another shell, with its own directory, variables, functions and options.
+
+        `name` is for people, and in `list_sessions`. With `exist_ok` a session of this id that exists is no error, and
+        stays as it is.
+        """
+        return sessions.create_session(self._sandbox, id, env, cwd, name, exist_ok)
 
     def get_session(self, id: str) -> Session:
         """The session with this id, which must exist."""

@@ -15,7 +15,7 @@ from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.processes import Processes
 from atoll.client_sync.terminals import Terminals
-from atoll.protocol.arguments import Directory, check_directory, check_lasting_variables
+from atoll.protocol.arguments import Directory, check_directory, check_flag, check_lasting_variables
 from atoll.protocol.environment import check_environment
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.ids import parse_session_id
@@ -26,6 +26,7 @@ from atoll.protocol.sessions import (
     SessionInfo,
     SessionRequest,
     SetEnvironment,
+    check_name,
 )
 
 
@@ -57,10 +58,23 @@ class Session(Handle, InSession):
         return f"<Session {self._session_id!r} of sandbox {self._sandbox.id!r}>"
 
 
-def create_session(sandbox: RemoteSandbox, id: str | None, env: Environment | None, cwd: Directory | None) -> Session:
+def create_session(
+    sandbox: RemoteSandbox,
+    id: str | None,
+    env: Environment | None,
+    cwd: Directory | None,
+    name: str | None = None,
+    exist_ok: bool = False,
+) -> Session:
     session_id = f"session-{secrets.token_hex(4)}" if id is None else parse_session_id(id)
     directory = check_directory(cwd) or DEFAULT_DIRECTORY
-    asked = SessionRequest(id=session_id, cwd=directory, env=check_lasting_variables(env))
+    asked = SessionRequest(
+        id=session_id,
+        cwd=directory,
+        env=check_lasting_variables(env),
+        name=check_name(name),
+        exist_ok=check_flag(exist_ok, "exist_ok"),
+    )
     sandbox.request("POST", SessionInfo, path="/sessions", body=asked)
     return Session(sandbox, session_id)
 
@@ -82,4 +96,4 @@ def list_sessions(sandbox: RemoteSandbox) -> list[SessionInfo]:
 
 
 def delete_session(sandbox: RemoteSandbox, id: str) -> None:
-    sandbox.tell("DELETE", f"/sessions/{parse_session_id(id)}")
+    sandbox.remove(f"/sessions/{parse_session_id(id)}")

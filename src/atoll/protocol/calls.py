@@ -36,6 +36,7 @@ class Call(msgspec.Struct, Generic[Answer], frozen=True, kw_only=True, forbid_un
     changes: ClassVar[bool] = True  # something in the sandbox; else it only reads, and whoever may only read may ask it
     came_with: ClassVar[int] = FIRST  # the version of the protocol that first had it
     fields_came_with: ClassVar[Mapping[str, int]] = {}  # those that it has had since a later one
+    asks: ClassVar[bool] = False  # about what there is, or ends it: so it is no reason to make a sandbox
 
     @property
     def subject(self) -> Context:

@@ -89,6 +89,8 @@ class ProcessCount(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessCall(Call[ProcessInfo], frozen=True, kw_only=True):
     """A call about one process."""
 
+    asks = True
+
     process_id: str
 
     @property
@@ -121,6 +123,8 @@ class ListProcesses(Call[ProcessList], frozen=True, kw_only=True, tag="list_proc
 
     changes: ClassVar[bool] = False
 
+    asks = True
+
 
 class GetProcess(ProcessCall, frozen=True, kw_only=True, tag="get_process"):
     """A process, as it is now."""
@@ -141,9 +145,13 @@ class KillProcess(ProcessCall, frozen=True, kw_only=True, tag="kill_process"):
 class KillAllProcesses(Call[ProcessCount], frozen=True, kw_only=True, tag="kill_all_processes"):
     """SIGTERM to all that run, and so on; answered when they have ended."""
 
+    asks = True
+
 
 class CleanUpProcesses(Call[ProcessCount], frozen=True, kw_only=True, tag="clean_up_processes"):
     """Forget those that are over, with their logs."""
+
+    asks = True
 
 
 class StreamProcessLog(ProcessCall, frozen=True, kw_only=True, tag="stream_process_log"):

@@ -6,13 +6,16 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from atoll.protocol.arguments import wrong_argument
 from atoll.protocol.calls import MAX_SHOWN, Call
 from atoll.protocol.durations import Moment
 from atoll.protocol.errors import Context
 from atoll.protocol.ids import SaidId
 from atoll.protocol.plain import Plain
-from atoll.protocol.said import Count, Directory
+from atoll.protocol.printable import printable
+from atoll.protocol.said import Count, Directory, Text
 
+MAX_NAME = 200
 DEFAULT_SESSION = "default"
 DEFAULT_DIRECTORY = "/workspace"
 
@@ -22,6 +25,7 @@ class SessionInfo(Plain, frozen=True, kw_only=True):
     cwd: Directory
     created_at: Moment
     commands_waiting: Count  # with the one that runs
+    name: Text | None = None  # for people
 
 
 class Sessions(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,11 +33,14 @@ class Sessions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreateSession(Call[SessionInfo], frozen=True, kw_only=True, tag="create_session"):
-    """Another shell, with its own directory, variables, functions and options."""
+    """Another shell, with its own directory, variables, functions and options. `name` is for people."""
+
+    fields_came_with = {"name": 2}
 
     session_id: str
     cwd: str = DEFAULT_DIRECTORY
     env: dict[str, str | None] = {}
+    name: str | None = None
 
     @property
     def subject(self) -> Context:
@@ -42,6 +49,8 @@ class CreateSession(Call[SessionInfo], frozen=True, kw_only=True, tag="create_se
 
 class DeleteSession(Call[SessionInfo], frozen=True, kw_only=True, tag="delete_session"):
     """End its shell and what runs in it. Background processes live on."""
+
+    asks = True
 
     session_id: str
 
@@ -54,6 +63,8 @@ class ListSessions(Call[Sessions], frozen=True, kw_only=True, tag="list_sessions
     """The sessions there are."""
 
     changes: ClassVar[bool] = False
+
+    asks = True
 
 
 class SetEnvironment(Call[Sessions], frozen=True, kw_only=True, tag="set_environment"):
@@ -68,9 +79,22 @@ class SetEnvironment(Call[Sessions], frozen=True, kw_only=True, tag="set_environ
     session_id: str | None = None
 
 
-class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A new session, as a client asks a server for it; without an id it gets one."""
+class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A new session, as a client asks a server for it; without an id it gets one.
+
+    With `exist_ok` one of this id that exists is the answer, and stays as it is.
+    """
 
     id: str | None = None
     cwd: str = DEFAULT_DIRECTORY
     env: dict[str, str | None] = {}
+    name: str | None = None
+    exist_ok: bool = False
+
+
+def check_name(name: object) -> str | None:
+    """A name for people, of a line at most."""
+    if name is None or (isinstance(name, str) and 0 < len(name) <= MAX_NAME and printable(name) == name):
+        return name
+    remedy = f"Give 1 to {MAX_NAME} printable characters, or None."
+    raise wrong_argument("name", name, "is no name for a session", remedy)

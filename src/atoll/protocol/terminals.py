@@ -47,6 +47,8 @@ class TerminalList(msgspec.Struct, frozen=True, kw_only=True):
 class TerminalCall(Call[TerminalInfo], frozen=True, kw_only=True):
     """A call about one terminal."""
 
+    asks = True
+
     terminal_id: str
 
     @property
@@ -115,6 +117,8 @@ class ListTerminals(Call[TerminalList], frozen=True, kw_only=True, tag="list_ter
     """The terminals that run, and the latest of those that have ended."""
 
     changes: ClassVar[bool] = False
+
+    asks = True
 
 
 class TerminalReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

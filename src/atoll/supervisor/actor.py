@@ -82,6 +82,10 @@ class Caller(msgspec.Struct, frozen=True):
         """The plan of a usual sandbox of this caller's."""
         return Plan(upkeep=Upkeep(labels=self.labels)) if self.labels else Plan()
 
+    def of(self, call: Call[Any]) -> Caller:
+        """The same one with this call, by which one that only asks makes no sandbox."""
+        return msgspec.structs.replace(self, makes_none=True) if call.asks else self
+
 
 class SandboxActor:
     def __init__(self, name: SandboxId, workshop: Workshop, timeline: Timeline, deadlines: Deadlines) -> None:
@@ -212,7 +216,7 @@ class SandboxActor:
 
     async def ask(self, by: Caller, call: Call[Answer]) -> Answer:
         """The answer to a call that streams nothing."""
-        return await self.do(by, lambda link: link.ask(call))
+        return await self.do(by.of(call), lambda link: link.ask(call))
 
     @asynccontextmanager
     async def answering(
@@ -228,6 +232,7 @@ class SandboxActor:
             await is_taken(agent)
             return agent, link
 
+        by = by.of(call)
         async with self.use(by), AsyncExitStack() as stack:
             yield await self.do(by, begin)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.protocol.sessions import DeleteSession
+from atoll.protocol.errors import ErrorCode, error
+from atoll.protocol.sessions import DeleteSession, ListSessions
 
 if TYPE_CHECKING:
     from atoll.protocol.sessions import CreateSession, SessionInfo
@@ -15,6 +16,14 @@ async def create_session(actor: SandboxActor, call: CreateSession, by: Caller) -
     created = await actor.ask(by, call)
     await _note(actor, "session_created", call.session_id, by)
     return created
+
+
+async def find_session(actor: SandboxActor, session_id: str, by: Caller) -> SessionInfo:
+    for session in (await actor.ask(by, ListSessions())).sessions:
+        if session.id == session_id:
+            return session
+    message = f"session {session_id!r} was deleted meanwhile"
+    raise error(ErrorCode.SESSION_NOT_FOUND, message, remedy="Create it again.", session_id=session_id)
 
 
 async def delete_session(actor: SandboxActor, session_id: str, by: Caller) -> None:

@@ -59,7 +59,6 @@ PROMISED = {
     "list_schedules": _SCHEDULES,
     "delete_schedule": _SCHEDULES,
     "atoll.Image.from_": _IMAGES,
-    "create=": "Until then ask list_sandboxes(): it makes none.",
 }
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from atoll.protocol.processes import StreamProcessLog, WaitForExit, WaitForPort
 
 KILL_PATIENCE_SECONDS = 10.0  # for what has been killed to be gone: the kernel may be busy with it
+SETTLING_SECONDS = 0.25  # of a process's life, in which a log is read to its end and not to where it is
 FIRST_PROBE_PAUSE, LONGEST_PROBE_PAUSE = 0.02, 0.25
 
 
@@ -126,17 +127,35 @@ class LogOperation(ProcessOperation):
             remedy = "Give the number of the last event you have seen."
             raise error(ErrorCode.INVALID_REQUEST, message, remedy=remedy, since=call.since, end=self._log.end)
         self._position = call.since
-        self._last = None if call.follow else self._log.end
+        self._follows = call.follow
+        self._last: int | None = None
+        self._settling: asyncio.TimerHandle | None = None
         self._is_paused = self._is_scheduled = False
 
     def begin(self) -> None:
         super().begin()
+        if not self._follows and (seconds := SETTLING_SECONDS - self._process.age) > 0:
+            self._settling = self._loop.call_later(seconds, self._read)
+            self._process.watchers.add(self._read)
+        if self._settling is None or self._process.is_over:
+            self._read()
+
+    def _read(self) -> None:
+        """All there is, if that is all: whoever asks right after the start gets what a quick command writes."""
+        self._stop_settling()
+        self._last = None if self._follows else self._log.end
         self._log.listeners.add(self._wake)
         self._process.watchers.add(self._wake)
         self._wake()
 
+    def _stop_settling(self) -> None:
+        self._process.watchers.discard(self._read)
+        if self._settling:
+            self._settling.cancel()
+
     def cancel(self) -> None:
         super().cancel()
+        self._stop_settling()
         self._log.listeners.discard(self._wake)
         self._process.watchers.discard(self._wake)
 
@@ -145,7 +164,8 @@ class LogOperation(ProcessOperation):
 
     def resume(self) -> None:
         self._is_paused = False
-        self._wake()
+        if self._last is not None or self._follows:
+            self._wake()
 
     def _wake(self) -> None:
         if not (self._is_scheduled or self._is_paused or self._is_over):

@@ -215,6 +215,11 @@ class BackgroundProcess:
         return self.status.is_over
 
     @property
+    def age(self) -> float:
+        """The seconds since its latest start; of one that is over there is nothing to wait for."""
+        return float("inf") if self.is_over else time.monotonic() - self._run_began
+
+    @property
     def is_gone(self) -> bool:
         """Whether it is over and left nobody behind."""
         return self.is_over and not self._tree.is_alive()

@@ -58,6 +58,7 @@ from atoll.protocol.sessions import (
     SessionInfo,
     Sessions,
     SetEnvironment,
+    check_name,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class SessionRegistry:
     def create(self, call: CreateSession) -> SessionInfo:
         parse_session_id(call.session_id)
         check_environment(call.env)
+        check_name(call.name)
         if call.cwd != DEFAULT_DIRECTORY:  # which a sandbox may do without
             _check_directory(DEFAULT_DIRECTORY, call.cwd)
         if call.session_id in self._sessions:
@@ -267,6 +269,7 @@ class Session:
         self.runner = runner
         self._on_move = on_move
         self._id = call.session_id
+        self._name = call.name
         self._env: Mapping[str, str | None] = call.env
         self._lasting: dict[str, Change] = {}  # changes that the shell has not heard of yet
         self._unsaved: dict[str, Change] = {}  # those that it has, but which are not in its saved state
@@ -292,6 +295,7 @@ class Session:
             cwd=_as_text(self._look_up_directory()),
             created_at=self._created_at,
             commands_waiting=len(self._turns),
+            name=self._name,
         )
 
     @property

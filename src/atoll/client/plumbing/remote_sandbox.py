@@ -4,6 +4,8 @@ The options that it is made with, if there are any, are sent before the first op
 later need not be us: so every request says that it is for a sandbox that exists, and one that is refused for that did
 nothing. The options are sent again then, and so is the request, unless its input can be read only once: then they are
 sent before it in any case.
+
+What only asks makes no sandbox: no options go before it, and where there is none it is SANDBOX_NOT_FOUND.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from atoll.protocol.versions import SINCE
 from atoll.values.sandboxes import warn_of_ignored
 
 INPUT_CHUNK = 256 * 1024
+FOR_ONE_THAT_EXISTS = f"{MUST_EXIST[0]}: {MUST_EXIST[1]}\r\n"
 ANSWERING = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.DATA, FrameKind.EVENT, *QUEUEING)
 
 T = TypeVar("T")
@@ -45,12 +48,14 @@ Input = bytes | Iterator[bytes | NotYet]  # what is bytes fits one frame
 class RemoteSandbox:
     """A sandbox, for itself and its sessions."""
 
-    def __init__(self, server: Server, sandbox_id: str, options: SandboxOptions | None = None) -> None:
+    def __init__(
+        self, server: Server, sandbox_id: str, options: SandboxOptions | None = None, *, attaches_only: bool = False
+    ) -> None:
         self.server = server
         self.id = sandbox_id
         self._options = options
         self._has_sent_options = options is None
-        self._headers = "" if options is None else f"{MUST_EXIST[0]}: {MUST_EXIST[1]}\r\n"
+        self._headers = FOR_ONE_THAT_EXISTS if options or attaches_only else ""
         self._has_ended = False
         self._path = f"/v1/sandboxes/{sandbox_id}"
         self._calls = f"{server.prefix}{self._path}/call"
@@ -68,6 +73,8 @@ class RemoteSandbox:
         self, call: Call[Answer], stdin: Input | None = None, *, scope: CancelScope | None = None
     ) -> Frames[Answer]:
         """Have the agent do something; `stdin` is for a call that has one."""
+        if call.asks:
+            return await self._call(call, stdin, scope)
         if stdin is None or isinstance(stdin, bytes):
             return await self._do(lambda: self._call(call, stdin, scope), scope)
         await self._send_options(scope)
@@ -80,7 +87,7 @@ class RemoteSandbox:
             body=_body(await self._call_frame(call), stdin),
             content_type=FRAMES,
             accept=FRAMES,
-            headers=self._headers,
+            headers=FOR_ONE_THAT_EXISTS if call.asks else self._headers,
             scope=scope,
         )
         patience = None if call.patience is None else call.patience + self.server.answer_grace
@@ -104,11 +111,17 @@ class RemoteSandbox:
     async def request(self, method: str, answer: type[T], *, path: str = "", body: object = None) -> T:
         return await self._do(lambda: self.server.ask(method, self._path + path, answer, body, headers=self._headers))
 
-    async def tell(self, method: str, path: str) -> None:
-        await self._do(lambda: self.server.tell(method, self._path + path, headers=self._headers))
+    async def ask_server(self, answer: type[T], path: str = "") -> T:
+        """The record of it that a path leads to."""
+        return await self.server.ask("GET", self._path + path, answer, headers=FOR_ONE_THAT_EXISTS)
+
+    async def remove(self, path: str) -> None:
+        """Something of it."""
+        await self.server.tell("DELETE", self._path + path, headers=FOR_ONE_THAT_EXISTS)
 
     async def stream(self, path: str, accept: str, scope: CancelScope | None = None) -> Response:
-        return await self._do(lambda: self.server.stream(self._path + path, accept, scope), scope)
+        """The same as a stream: what was, then what comes."""
+        return await self.server.stream(self._path + path, accept, scope)
 
     async def destroy(self) -> None:
         """Its next operation makes a new one, with the same options."""

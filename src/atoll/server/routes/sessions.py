@@ -8,8 +8,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atoll.protocol.arguments import check_directory, check_lasting_variables
+from atoll.protocol.errors import AtollError, ErrorCode
 from atoll.protocol.ids import parse_session_id
-from atoll.protocol.sessions import CreateSession, ListSessions, SessionInfo, SessionRequest, Sessions, SetEnvironment
+from atoll.protocol.sessions import (
+    CreateSession,
+    ListSessions,
+    SessionInfo,
+    SessionRequest,
+    Sessions,
+    SetEnvironment,
+    check_name,
+)
 from atoll.server.api_route import SANDBOX, ApiRoute
 from atoll.server.bodies import read_json
 from atoll.server.calls import ask
@@ -26,8 +35,16 @@ async def create_session(request: Request) -> Response:
     asked = await read_json(request, SessionRequest)
     check_directory(asked.cwd)
     session_id = f"session-{uuid4().hex[:12]}" if asked.id is None else parse_session_id(asked.id)
-    call = CreateSession(session_id=session_id, cwd=asked.cwd, env=check_lasting_variables(asked.env))
-    return json_response(await sessions.create_session(actor_of(request), call, caller_of(request)), 201)
+    call = CreateSession(
+        session_id=session_id, cwd=asked.cwd, env=check_lasting_variables(asked.env), name=check_name(asked.name)
+    )
+    actor, caller = actor_of(request), caller_of(request)
+    try:
+        return json_response(await sessions.create_session(actor, call, caller), 201)
+    except AtollError as problem:
+        if not (asked.exist_ok and problem.code is ErrorCode.SESSION_EXISTS):
+            raise
+    return json_response(await sessions.find_session(actor, session_id, caller))
 
 
 async def set_variables(request: Request) -> Response:
@@ -58,7 +75,7 @@ ROUTES = (
         summary="Another persistent shell",
         tag="sessions",
         body=SessionRequest,
-        answers={201: SessionInfo},
+        answers={200: SessionInfo, 201: SessionInfo},
     ),
     ApiRoute(
         method="PATCH",
