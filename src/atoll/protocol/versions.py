@@ -30,6 +30,12 @@ SINCE = {what: version for kind in KINDS for what, version in _since(kind).items
 PROTOCOL_VERSION = max([FIRST, *SINCE.values()])
 
 
+def may_need_later(call: Call[Any]) -> bool:
+    """Whether something of such calls came after the first version, so that it is worth a look what this one has."""
+    tag = str(call.__struct_config__.tag)
+    return any(what == tag or what.startswith(f"{tag}.") for what in SINCE)
+
+
 def version_needed(message: bytes) -> int:
     """By a call as it travels. What cannot be read needs none: whoever gets it will say so."""
     if not SINCE:

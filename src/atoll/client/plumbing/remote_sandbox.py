@@ -33,7 +33,7 @@ from atoll.protocol.frames import (
     encode_header,
 )
 from atoll.protocol.sandboxes import MUST_EXIST, SandboxInfo, SandboxOptions
-from atoll.protocol.versions import SINCE
+from atoll.protocol.versions import may_need_later
 from atoll.values.sandboxes import warn_of_ignored
 
 INPUT_CHUNK = 256 * 1024
@@ -104,7 +104,7 @@ class RemoteSandbox:
 
     async def _call_frame(self, call: Call[Answer]) -> bytes:
         message = encode_call(call)
-        if SINCE:
+        if may_need_later(call):
             await self.server.check_version(message)
         return encode_frame(FrameKind.CALL, message)
 
