@@ -42,6 +42,7 @@ WORDS = [
     (r"\bAsync([A-Z]\w+)\b", r"\1"),
     (r"\b(get|temporary)_async_sandbox\b", r"\1_sandbox"),
     (r"\blist_sandboxes_async\b", "list_sandboxes"),
+    (r"\b((?:follow_)?events)_async\b", r"\1"),
     (r"\b((?:list|adopt|remove)_lost_sandbox(?:es)?)_async\b", r"\1"),
     (r"\batoll\.client\b", "atoll.client_sync"),
 ]

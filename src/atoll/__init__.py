@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from atoll.client.commands import AsyncCommandStream
     from atoll.client.file_watch import AsyncFileWatch
+    from atoll.client.news import events_async, follow_events_async
     from atoll.client.open_files import AsyncFileReader, AsyncFileStream, AsyncFileWriter
     from atoll.client.processes import AsyncProcess, AsyncProcessStream
     from atoll.client.sandbox import AsyncSandbox, get_async_sandbox, list_sandboxes_async, temporary_async_sandbox
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from atoll.client.text_files import AsyncTextReader, AsyncTextWriter
     from atoll.client_sync.commands import CommandStream
     from atoll.client_sync.file_watch import FileWatch
+    from atoll.client_sync.news import events, follow_events
     from atoll.client_sync.open_files import FileReader, FileStream, FileWriter
     from atoll.client_sync.processes import Process, ProcessStream
     from atoll.client_sync.sandbox import Sandbox, get_sandbox, list_sandboxes, temporary_sandbox
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
     from atoll.protocol.limits import Limits
     from atoll.protocol.network import Connection, NetworkPolicy
     from atoll.protocol.processes import ProcessInfo, ProcessStatus
-    from atoll.protocol.sandboxes import SandboxEvent, SandboxInfo, SandboxState
+    from atoll.protocol.sandboxes import NewsEvent, SandboxEvent, SandboxInfo, SandboxState
     from atoll.protocol.sessions import SessionInfo
     from atoll.protocol.terminals import TerminalInfo
     from atoll.values.commands import ExecEvent, ExecResult
@@ -74,6 +76,8 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "atoll.client.commands": "AsyncCommandStream",
+    "atoll.client.news": "events_async follow_events_async",
+    "atoll.client_sync.news": "events follow_events",
     "atoll.client.processes": "AsyncProcess AsyncProcessStream",
     "atoll.client.file_watch": "AsyncFileWatch",
     "atoll.client.open_files": "AsyncFileReader AsyncFileStream AsyncFileWriter",
@@ -99,7 +103,7 @@ _PLACES = {
     "atoll.protocol.limits": "Limits",
     "atoll.protocol.network": "Connection NetworkPolicy",
     "atoll.protocol.processes": "ProcessInfo ProcessStatus",
-    "atoll.protocol.sandboxes": "SandboxEvent SandboxInfo SandboxState",
+    "atoll.protocol.sandboxes": "NewsEvent SandboxEvent SandboxInfo SandboxState",
     "atoll.protocol.sessions": "SessionInfo",
     "atoll.protocol.terminals": "TerminalInfo",
     "atoll.values.commands": "ExecEvent ExecResult",
@@ -158,6 +162,7 @@ __all__ = [
     "Limits",
     "LogMatch",
     "NetworkPolicy",
+    "NewsEvent",
     "NoSpaceError",
     "NotADirectoryPathError",
     "NotAvailableYetError",
@@ -186,6 +191,10 @@ __all__ = [
     "TextReader",
     "TextWriter",
     "UnsupportedError",
+    "events",
+    "events_async",
+    "follow_events",
+    "follow_events_async",
     "get_async_sandbox",
     "get_sandbox",
     "list_sandboxes",

@@ -22,6 +22,8 @@ TWINS = {
     "get_sandbox": "get_async_sandbox",
     "list_sandboxes": "list_sandboxes_async",
     "temporary_sandbox": "temporary_async_sandbox",
+    "events": "events_async",
+    "follow_events": "follow_events_async",
 }
 FOR_BOTH = {"proxy_to_sandbox"}
 ONLY_ASYNC = {"aclose"}  # `close` is there too

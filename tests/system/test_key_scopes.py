@@ -94,6 +94,7 @@ def test_a_route_that_says_nothing_is_about_the_whole_server() -> None:
         ("GET", "/metrics"): Reach.SERVER,
         ("GET", "/v1/server"): Reach.KEY,
         ("GET", "/v1/sandboxes"): Reach.FILTERED,
+        ("GET", "/v1/events"): Reach.FILTERED,
     }
     assert all(route.reach_of_it is Reach.SANDBOX for route in WITH_SANDBOX)
     assert all(route.reach_of_it is not Reach.SANDBOX for route in ROUTES if route not in WITH_SANDBOX)

@@ -8,10 +8,11 @@ import msgspec
 
 from atoll.client.plumbing.feeds import AsyncFeed
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client.plumbing.server import Server
 from atoll.client.plumbing.transport import Response
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.network import Connection
-from atoll.protocol.sandboxes import SandboxEvent
+from atoll.protocol.sandboxes import NewsEvent, SandboxEvent
 
 MAX_LINE = 2**20
 
@@ -19,11 +20,11 @@ T = TypeVar("T")
 
 
 class AsyncSentEvents(AsyncFeed[T], Generic[T]):
-    """Server-Sent Events at a path of a sandbox's, of one type."""
+    """Server-Sent Events at a path of a sandbox's or a server's, of one type."""
 
-    def __init__(self, sandbox: RemoteSandbox, path: str, kind: type[T]) -> None:
+    def __init__(self, source: RemoteSandbox | Server, path: str, kind: type[T]) -> None:
         super().__init__()
-        self._sandbox = sandbox
+        self._source = source
         self._path = path
         self._decoder = msgspec.json.Decoder(kind)
         self._response: Response | None = None
@@ -31,7 +32,7 @@ class AsyncSentEvents(AsyncFeed[T], Generic[T]):
 
     async def _receive(self) -> None:
         if self._response is None:
-            self._response = await self._sandbox.stream(self._path, "text/event-stream", self._scope)
+            self._response = await self._source.stream(self._path, "text/event-stream", self._scope)
         chunk = await self._response.next_chunk()
         if not chunk:
             self._is_over = True
@@ -43,10 +44,14 @@ class AsyncSentEvents(AsyncFeed[T], Generic[T]):
         try:
             self._items.extend(self._decoder.decode(line[5:]) for line in lines if line.startswith(b"data:"))
         except msgspec.MsgspecError as cause:
-            message = f"an event of sandbox {self._sandbox.id!r} makes no sense: {cause}"
+            message = f"an event{self._whose} makes no sense: {cause}"
             raise error(ErrorCode.INTERNAL_ERROR, message, remedy="Is the server of this version?") from cause
         if len(self._line) > MAX_LINE:
-            raise error(ErrorCode.INTERNAL_ERROR, f"an event of sandbox {self._sandbox.id!r} has no end")
+            raise error(ErrorCode.INTERNAL_ERROR, f"an event{self._whose} has no end")
+
+    @property
+    def _whose(self) -> str:
+        return f" of sandbox {self._source.id!r}" if isinstance(self._source, RemoteSandbox) else ""
 
 
 class AsyncEventStream(AsyncSentEvents[SandboxEvent]):
@@ -54,6 +59,13 @@ class AsyncEventStream(AsyncSentEvents[SandboxEvent]):
 
     def __init__(self, sandbox: RemoteSandbox, since: int) -> None:
         super().__init__(sandbox, f"/events?since={since}", SandboxEvent)
+
+
+class AsyncNewsStream(AsyncSentEvents[NewsEvent]):
+    """The events of all sandboxes of a server: some, then each that comes. Ends when it is closed or dropped."""
+
+    def __init__(self, server: Server, limit: int) -> None:
+        super().__init__(server, f"/v1/events?limit={limit}", NewsEvent)
 
 
 class AsyncConnectionStream(AsyncSentEvents[Connection]):

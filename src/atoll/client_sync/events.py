@@ -9,10 +9,11 @@ import msgspec
 
 from atoll.client_sync.plumbing.feeds import Feed
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
+from atoll.client_sync.plumbing.server import Server
 from atoll.client_sync.plumbing.transport import Response
 from atoll.protocol.errors import ErrorCode, error
 from atoll.protocol.network import Connection
-from atoll.protocol.sandboxes import SandboxEvent
+from atoll.protocol.sandboxes import NewsEvent, SandboxEvent
 
 MAX_LINE = 2**20
 
@@ -20,11 +21,11 @@ T = TypeVar("T")
 
 
 class SentEvents(Feed[T], Generic[T]):
-    """Server-Sent Events at a path of a sandbox's, of one type."""
+    """Server-Sent Events at a path of a sandbox's or a server's, of one type."""
 
-    def __init__(self, sandbox: RemoteSandbox, path: str, kind: type[T]) -> None:
+    def __init__(self, source: RemoteSandbox | Server, path: str, kind: type[T]) -> None:
         super().__init__()
-        self._sandbox = sandbox
+        self._source = source
         self._path = path
         self._decoder = msgspec.json.Decoder(kind)
         self._response: Response | None = None
@@ -32,7 +33,7 @@ class SentEvents(Feed[T], Generic[T]):
 
     def _receive(self) -> None:
         if self._response is None:
-            self._response = self._sandbox.stream(self._path, "text/event-stream", self._scope)
+            self._response = self._source.stream(self._path, "text/event-stream", self._scope)
         chunk = self._response.next_chunk()
         if not chunk:
             self._is_over = True
@@ -44,10 +45,14 @@ class SentEvents(Feed[T], Generic[T]):
         try:
             self._items.extend(self._decoder.decode(line[5:]) for line in lines if line.startswith(b"data:"))
         except msgspec.MsgspecError as cause:
-            message = f"an event of sandbox {self._sandbox.id!r} makes no sense: {cause}"
+            message = f"an event{self._whose} makes no sense: {cause}"
             raise error(ErrorCode.INTERNAL_ERROR, message, remedy="Is the server of this version?") from cause
         if len(self._line) > MAX_LINE:
-            raise error(ErrorCode.INTERNAL_ERROR, f"an event of sandbox {self._sandbox.id!r} has no end")
+            raise error(ErrorCode.INTERNAL_ERROR, f"an event{self._whose} has no end")
+
+    @property
+    def _whose(self) -> str:
+        return f" of sandbox {self._source.id!r}" if isinstance(self._source, RemoteSandbox) else ""
 
 
 class EventStream(SentEvents[SandboxEvent]):
@@ -55,6 +60,13 @@ class EventStream(SentEvents[SandboxEvent]):
 
     def __init__(self, sandbox: RemoteSandbox, since: int) -> None:
         super().__init__(sandbox, f"/events?since={since}", SandboxEvent)
+
+
+class NewsStream(SentEvents[NewsEvent]):
+    """The events of all sandboxes of a server: some, then each that comes. Ends when it is closed or dropped."""
+
+    def __init__(self, server: Server, limit: int) -> None:
+        super().__init__(server, f"/v1/events?limit={limit}", NewsEvent)
 
 
 class ConnectionStream(SentEvents[Connection]):

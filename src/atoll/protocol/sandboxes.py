@@ -175,6 +175,18 @@ class SandboxEvent(Plain, frozen=True, kw_only=True):
     count: int = 1  # how many of its kind this one stands for, in a row; the time is that of the last
 
 
+class NewsEvent(SandboxEvent, frozen=True, kw_only=True):
+    """The same of any sandbox. Its number is among those of its sandbox."""
+
+    sandbox: str
+
+
+class NewsList(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest last."""
+
+    events: list[NewsEvent]
+
+
 class EventList(msgspec.Struct, frozen=True, kw_only=True):
     events: list[SandboxEvent]
 

@@ -12,7 +12,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
@@ -96,6 +96,10 @@ class Timeline(Protocol):
 
     async def latest(self, sandbox: SandboxId, kinds: Container[str]) -> Entry | None:
         """The last of these kinds."""
+        ...
+
+    async def latest_of_all(self, most: int, is_wanted: Callable[[str], bool]) -> list[tuple[str, Entry]]:
+        """The latest of those sandboxes that are wanted, in order. It may take a moment, for which nobody waits."""
         ...
 
     async def retire(self, sandbox: SandboxId) -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from atoll.protocol.sandboxes import SandboxOptions
     from atoll.store.base import Timeline
     from atoll.supervisor.deadlines import Deadlines
+    from atoll.supervisor.news import News
     from atoll.supervisor.workshop import Workshop
 
 WHEN_USED = "it was used"
@@ -88,12 +89,14 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class SandboxActor:
-    def __init__(self, name: SandboxId, workshop: Workshop, timeline: Timeline, deadlines: Deadlines) -> None:
+    def __init__(
+        self, name: SandboxId, workshop: Workshop, timeline: Timeline, deadlines: Deadlines, news: News
+    ) -> None:
         self.name = name
         self.look_at = inf  # when a look at it is planned
         self.workshop = workshop
         self._deadlines = deadlines
-        self.history = History(name, timeline)
+        self.history = History(name, timeline, news)
         self.running = Running(name, workshop, self.history)
         self._life = Lifecycle(can_freeze=Capability.FREEZE in workshop.engine.capabilities)
         self._lock = asyncio.Lock()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.protocol.ids import SandboxId
     from atoll.store.base import Timeline
     from atoll.store.timeline import Entry
+    from atoll.supervisor.news import News
 
 UNREAD_EVENTS = 256
 _STATES = {"frozen": SandboxState.FROZEN, "stopped": SandboxState.STOPPED}  # after a change of it; else it runs
@@ -29,9 +30,11 @@ logger = logging.getLogger("atoll.supervisor")
 
 
 class History:
-    def __init__(self, sandbox: SandboxId, timeline: Timeline) -> None:
+    def __init__(self, sandbox: SandboxId, timeline: Timeline, news: News) -> None:
         self._sandbox = sandbox
         self._timeline = timeline
+        self._news = news
+        self.labels: dict[str, str] = {}  # of the sandbox, by which keys may see what happens to it
         self._followers: set[asyncio.Queue[SandboxEvent | None]] = set()
         self.last_change: Entry | None = None  # of its state
 
@@ -121,7 +124,9 @@ class History:
             counted.events.add(event.what)
         if event.what in LOGGED and event.count.bit_count() == 1:  # what repeats itself is told ever more seldom
             self._log(event)
-        self._tell_followers(event.told())
+        told = event.told()
+        self._news.tell(self._sandbox, self.labels, told)
+        self._tell_followers(told)
 
     def _log(self, event: Entry) -> None:
         times = f" {event.count} times" if event.count > 1 else ""

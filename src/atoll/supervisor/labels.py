@@ -19,4 +19,5 @@ async def set_labels(actor: SandboxActor, labels: dict[str, str], by: Caller) ->
     async with actor.change():
         record = await actor.record_to_change(by)
         await actor.workshop.update(record, upkeep=replace(record.upkeep, labels=labels))
+        actor.treat(actor.record())
         await actor.history.note("labels_changed", cause=ASKED_FOR, by=by.name)

@@ -5,19 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import closing, suppress
 from math import inf
 from typing import TYPE_CHECKING
 
 from atoll.protocol.errors import AtollError, NotFoundError
 from atoll.protocol.ids import SandboxId, parse_sandbox_id
-from atoll.protocol.sandboxes import AdoptRequest, LostSandbox, SandboxInfo, SandboxList, SandboxQuery
+from atoll.protocol.sandboxes import (
+    AdoptRequest,
+    LostSandbox,
+    NewsEvent,
+    SandboxEvent,
+    SandboxInfo,
+    SandboxList,
+    SandboxQuery,
+)
 from atoll.store.moments import since_boot
 from atoll.supervisor.actor import Caller, SandboxActor
 from atoll.supervisor.deadlines import Alarm, Deadlines
 from atoll.supervisor.descriptors import check_room_for
 from atoll.supervisor.info import describe, describe_with_use
+from atoll.supervisor.news import MaySee, News
 from atoll.supervisor.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -38,6 +47,7 @@ class Roster:
         self.workshop = workshop
         self._timeline = timeline
         self._actors: dict[SandboxId, SandboxActor] = {}
+        self.news = News()
         self._too_many = MANY_ACTORS
         self._deadlines = Deadlines(self._look_planned_at)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,7 +82,7 @@ class Roster:
         if name not in self._actors:
             if len(self._actors) >= self._too_many:
                 self._forget_unused()
-            self._actors[name] = SandboxActor(name, self.workshop, self._timeline, self._deadlines)
+            self._actors[name] = SandboxActor(name, self.workshop, self._timeline, self._deadlines, self.news)
         return self._actors[name]
 
     def actors(self) -> list[SandboxActor]:
@@ -117,6 +127,18 @@ class Roster:
             found.append(self.actor(record.id).state.value)
         return found
 
+    async def latest_news(self, most: int, may_see: MaySee) -> list[NewsEvent]:
+        """The latest events of sandboxes that one may see, in order. By what they are found: one that is gone has no
+        labels any more.
+        """
+        found = await self._timeline.latest_of_all(
+            most, lambda sandbox: may_see(sandbox, self.labels_of(SandboxId(sandbox)) or {})
+        )
+        return [
+            NewsEvent(sandbox=sandbox, **{name: getattr(entry, name) for name in SandboxEvent.__struct_fields__})
+            for sandbox, entry in found
+        ]
+
     def labels_of(self, sandbox: SandboxId) -> dict[str, str] | None:
         """None if there is no such sandbox."""
         record = self.workshop.find(sandbox)
@@ -127,7 +149,7 @@ class Roster:
         query: SandboxQuery,
         *,
         with_use: bool = False,
-        may_see: Callable[[str, dict[str, str]], bool] | None = None,
+        may_see: MaySee | None = None,
     ) -> SandboxList:
         """A page of them, of those that one `may_see`. Nobody waits for it: after every few sandboxes it is everybody
         else's turn.

@@ -116,6 +116,7 @@ class Running:
         check_room()
         if order.plan is None:
             raise not_found(self._name)
+        self._history.labels = order.plan.upkeep.labels
         self.live = await self._workshop.make(self._name, order.plan)
         await self.connect()
         await self._history.begin(cause=self._why_made(), by=order.by)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import asyncio
+from collections.abc import Callable, Container
 from contextlib import closing
+from itertools import islice
+from pathlib import Path
 
 import msgspec
 
@@ -48,6 +51,9 @@ class SqliteTimeline:
             self._forget(sandbox)
             self._insert(sandbox, event)
         return event
+
+    async def latest_of_all(self, most: int, is_wanted: Callable[[str], bool]) -> list[tuple[str, Entry]]:
+        return await asyncio.to_thread(_latest_of_all, self._database.path, most, is_wanted)
 
     async def last(self, sandbox: SandboxId) -> Entry | None:
         return self._last(sandbox)
@@ -118,3 +124,11 @@ class SqliteTimeline:
     def _forget(self, sandbox: SandboxId) -> None:
         for table in ("events", "retired", "numbers"):
             self._database.execute(f"DELETE FROM {table} WHERE sandbox = ?", (sandbox,))
+
+
+def _latest_of_all(path: Path, most: int, is_wanted: Callable[[str], bool]) -> list[tuple[str, Entry]]:
+    """By a connection of its own: every event there is has to be looked at for its time."""
+    query = "SELECT sandbox, event FROM events ORDER BY json_extract(event, '$.time') DESC"
+    with closing(Database(path)) as connection:
+        wanted = (row for row in connection.execute(query) if is_wanted(row[0]))
+        return [(sandbox, _decode(event)) for sandbox, event in islice(wanted, most)][::-1]
