@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from atoll.agent.commands.runner import Command
     from atoll.agent.operations import Operation, Owner
-    from atoll.agent.sessions.sessions import Session, SessionRegistry
+    from atoll.agent.sessions.session import Session
+    from atoll.agent.sessions.sessions import SessionRegistry
     from atoll.protocol.commands import Exec, ExecDone
 
 
