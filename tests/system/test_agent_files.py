@@ -302,7 +302,6 @@ A_DIRECTORY = (ErrorCode.IS_DIRECTORY, IsADirectoryError)
         (files.MoveFile(source=b"/tmp/full", target=b"/tmp/full/x"), ErrorCode.INVALID_PATH, ValueError),
         (files.CopyFile(source=b"/tmp/none", target=b"/tmp/x"), *MISSING),
         (files.CopyFile(source=b"/tmp/file", target=b"/tmp/a/b"), *MISSING),
-        (files.CopyFile(source=b"/tmp/full", target=b"/tmp/x"), *A_DIRECTORY),
         (files.CopyFile(source=b"/tmp/file", target=b"/tmp/full"), *A_DIRECTORY),
         (files.ChangeMode(path=b"/tmp/none", mode=0o600), *MISSING),
         (files.ChangeMode(path=b"/tmp/file", mode=0o10000), ErrorCode.INVALID_REQUEST, ValueError),

@@ -135,7 +135,6 @@ async def test_a_session_says_where_relative_paths_begin(server: RunningServer) 
 @pytest.mark.parametrize(
     ("method", "route", "queries"),
     [
-        ("GET", "", {}),
         ("GET", "", {"path": ""}),
         ("GET", "", {"path": "a\0b"}),
         ("GET", "", {"path": "a", "path_base64": "YQ=="}),
@@ -220,6 +219,28 @@ async def test_a_write_that_fails_is_answered_before_everything_is_sent(server: 
             return peer.recv(65536)
 
     assert b" 409 " in (await asyncio.to_thread(send)).split(b"\r\n")[0]
+
+
+async def test_a_list_without_a_path_is_of_the_sessions_directory(server: RunningServer) -> None:
+    await put(server, "listed/sub/file", b"1")
+    exec_at = BASE.replace("/files", "/exec")
+    await server.ask("POST", exec_at, {"command": "cd /workspace/listed"})
+    listed = (await ask(server, "GET", "", recursive="true")).json()["files"]
+    await server.ask("POST", exec_at, {"command": "cd /workspace"})
+    assert [(file["relative_path"], file["path"]) for file in listed] == [
+        ("sub", "/workspace/listed/sub"),
+        ("sub/file", "/workspace/listed/sub/file"),
+    ]
+    assert "relative_path" not in (await ask(server, "GET", "/info", path="listed/sub")).json()
+
+
+async def test_content_is_appended_and_directories_are_copied(server: RunningServer) -> None:
+    await put(server, "grown/log", b"one\n")
+    assert (await put(server, "grown/log", b"two\n", append="true"))["size"] == 8
+    assert (await ask(server, "GET", "/content", path="grown/log")).body == b"one\ntwo\n"
+    copied = await ask(server, "POST", "/copy", {"source": "grown", "target": "copied"})
+    assert (copied.status, copied.json()["type"]) == (200, "directory")
+    assert (await ask(server, "GET", "/content", path="copied/log")).body == b"one\ntwo\n"
 
 
 async def test_a_directory_goes_in_and_out_as_a_tar_archive(server: RunningServer) -> None:

@@ -23,6 +23,8 @@ _OCTAL = re.compile(r"0?[0-7]{1,4}")
 
 
 class FileInfoBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A file. In a list it has its path from the directory that was listed, too."""
+
     path: str
     name: str
     type: FileType
@@ -32,6 +34,7 @@ class FileInfoBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     uid: int
     gid: int
     target: str | None = None
+    relative_path: str | None = None
     path_base64: str | None = None
     target_base64: str | None = None
 
@@ -104,6 +107,7 @@ def to_info_body(info: FileInfo) -> FileInfoBody:
         uid=info.uid,
         gid=info.gid,
         target=target,
+        relative_path=to_shown(info.raw_path[info.listed_from :])[0] if info.listed_from else None,
         path_base64=path_base64,
         target_base64=target_base64,
     )

@@ -40,6 +40,10 @@ class ListQuery(FileQuery, frozen=True, kw_only=True):
     recursive: Annotated[bool, Meta(description="also what is in directories")] = False
     hidden: Annotated[bool, Meta(description="also names that begin with a dot")] = False
 
+    @property
+    def raw_path(self) -> bytes:
+        return b"." if self.path is None and self.path_base64 is None else super().raw_path
+
 
 class DeleteQuery(FileQuery, frozen=True, kw_only=True):
     recursive: Annotated[bool, Meta(description="also a directory, with what is in it")] = False

@@ -132,6 +132,7 @@ async def write_file(request: Request, query: WriteQuery) -> Response:
         mode=None if query.mode is None else parse_mode(query.mode),
         sync=query.sync,
         exclusive=query.exclusive,
+        append=query.append,
     )
     return json_response(to_info_body(await feed(request, call)))
 
@@ -427,7 +428,7 @@ ROUTES = (
         method="POST",
         path=SANDBOX + "/files/copy",
         handler=copy_file,
-        summary="Copy a file within the sandbox",
+        summary="Copy a file or a directory within the sandbox",
         tag="files",
         body=CopyRequest,
         answers={200: FileInfoBody},
