@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from atoll.protocol.files import ChangeType, FileChange, FileInfo, FileType
     from atoll.protocol.limits import Limits
     from atoll.protocol.network import Connection, NetworkPolicy
+    from atoll.protocol.ports import ExposedPort
     from atoll.protocol.processes import ProcessInfo, ProcessStatus
     from atoll.protocol.sandboxes import NewsEvent, SandboxEvent, SandboxInfo, SandboxState
     from atoll.protocol.sessions import SessionInfo
@@ -102,6 +103,7 @@ _PLACES = {
     """,
     "atoll.protocol.limits": "Limits",
     "atoll.protocol.network": "Connection NetworkPolicy",
+    "atoll.protocol.ports": "ExposedPort",
     "atoll.protocol.processes": "ProcessInfo ProcessStatus",
     "atoll.protocol.sandboxes": "NewsEvent SandboxEvent SandboxInfo SandboxState",
     "atoll.protocol.sessions": "SessionInfo",
@@ -141,6 +143,7 @@ __all__ = [
     "ErrorCode",
     "ExecEvent",
     "ExecResult",
+    "ExposedPort",
     "FileChange",
     "FileContent",
     "FileInfo",

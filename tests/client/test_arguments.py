@@ -60,6 +60,7 @@ STDIN = (5, True, object)
 MODE = ("0644", -1, True, 0o10000, 1.5)
 PATTERNS = (5, [5], "", [""], b"*", True)
 FILE = (5, "", "a\0b", ["a"])
+EXPOSABLE = (0, 80, 1023, 65536, "8080", None, True, 1.5)
 SINCE = (-1, "1", True, 1.5, 2**63)
 LABELS: tuple[Any, ...] = (
     5,
@@ -251,6 +252,14 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "Process.kill": {"signal": SIGNAL},
     "Process.stream_logs": {"follow": FLAG, "since": SINCE},
     "Process.wait_for_log": {"wanted": (5, None, "", b"a"), "timeout": TIME},
+    "Sandbox.expose_port": {
+        "port": EXPOSABLE,
+        "name": (5, "", b"a", True, "a\nb", "a" * 65, "\udc80"),
+        "token": (5, "", b"a", True, "A", "a-b", "a" * 17),
+        "expires": (*TIME, 0),
+    },
+    "Sandbox.unexpose_port": {"port": EXPOSABLE},
+    "Sandbox.is_port_exposed": {"port": EXPOSABLE},
     "Process.wait_for_port": {
         "port": (0, -1, 65536, "80", None, True, 1.5),
         "mode": (5, None, "", "udp"),
@@ -284,6 +293,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "Sandbox.upload": {"local": "/etc/hostname", "remote": "b"},
     "Sandbox.download": {"remote": "a", "local": "/nowhere/b"},
     "Process.wait_for_log": {"wanted": "a"},
+    "Sandbox.expose_port": {"port": 8080},
     "Process.wait_for_port": {"port": 80},
     "Terminal.resize": {"cols": 80, "rows": 24},
     **{

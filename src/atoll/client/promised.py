@@ -17,20 +17,6 @@ OnPart = Callable[..., object]
 class AsyncPromised:
     """The methods that are not there yet: the documentation says what to do until then."""
 
-    async def expose_port(
-        self, port: SupportsIndex, *, name: str | None = None, token: str | None = None, expires: Duration | None = None
-    ) -> NoReturn:
-        raise not_available_yet("expose_port")
-
-    async def unexpose_port(self, port: SupportsIndex) -> NoReturn:
-        raise not_available_yet("unexpose_port")
-
-    async def get_exposed_ports(self) -> NoReturn:
-        raise not_available_yet("get_exposed_ports")
-
-    async def is_port_exposed(self, port: SupportsIndex) -> NoReturn:
-        raise not_available_yet("is_port_exposed")
-
     async def connect_port(self, port: SupportsIndex) -> NoReturn:
         raise not_available_yet("connect_port")
 

@@ -15,6 +15,7 @@ from atoll.client.events import AsyncConnectionStream, AsyncEventStream
 from atoll.client.handles import Handle
 from atoll.client.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client.plumbing.server import Server, find_server
+from atoll.client.ports import AsyncPorts
 from atoll.client.promised import AsyncPromised
 from atoll.client.sessions import AsyncInSession, AsyncSession
 from atoll.protocol.arguments import (
@@ -183,7 +184,7 @@ async def _walk_pages(server: Server, conditions: list[str], most: int, place: s
     return found
 
 
-class AsyncSandbox(Handle, AsyncInSession, AsyncPromised):
+class AsyncSandbox(Handle, AsyncInSession, AsyncPorts, AsyncPromised):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

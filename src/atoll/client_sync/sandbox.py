@@ -16,6 +16,7 @@ from atoll.client_sync.events import ConnectionStream, EventStream
 from atoll.client_sync.handles import Handle
 from atoll.client_sync.plumbing.remote_sandbox import RemoteSandbox
 from atoll.client_sync.plumbing.server import Server, find_server
+from atoll.client_sync.ports import Ports
 from atoll.client_sync.promised import Promised
 from atoll.client_sync.sessions import InSession, Session
 from atoll.protocol.arguments import (
@@ -184,7 +185,7 @@ def _walk_pages(server: Server, conditions: list[str], most: int, place: str) ->
     return found
 
 
-class Sandbox(Handle, InSession, Promised):
+class Sandbox(Handle, InSession, Ports, Promised):
     """An isolated Linux computer. `exec` and `exec_stream` use its default session, a shell that keeps its state.
 
     As a context manager it releases its connections at the end of the block, and if it came from

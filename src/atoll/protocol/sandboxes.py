@@ -168,7 +168,8 @@ class SandboxEvent(Plain, frozen=True, kw_only=True):
     number: int  # from 1, and on with the next sandbox of the id; what a reader gives as `since` to go on after it
     time: datetime
     # created started frozen thawed stopped oom_killed labels_changed env_changed upkeep_changed limits_changed
-    # network_changed session_created session_deleted restored removed_later destroyed
+    # network_changed session_created session_deleted port_exposed port_changed port_unexposed restored removed_later
+    # destroyed
     what: str
     cause: str
     by: str

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from atoll import __version__
+from atoll.preview.front import Previews
 from atoll.protocol.sandboxes import ServerInfo
 from atoll.protocol.versions import PROTOCOL_VERSION
 from atoll.server.api_route import PermittedSocket
@@ -33,6 +34,7 @@ def make_app(
     *,
     has_access_log: bool = False,
     has_audit_log: bool = False,
+    previews: Previews | None = None,
 ) -> ASGIApp:
     by_use = sorted(ROUTES, key=lambda route: route.path != CALL)  # a path is compared with one after the other
     routes: list[BaseRoute] = [Route(route.path, route.endpoint, methods=[route.method]) for route in by_use]
@@ -40,6 +42,7 @@ def make_app(
     routes += [WebSocketRoute(terminals.PATH, PermittedSocket(terminals.VIEW))]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.roster = roster
+    app.state.previews = previews
     app.state.info = ServerInfo(
         version=__version__, protocol_version=PROTOCOL_VERSION, pid=os.getpid(), started_at=datetime.now(UTC)
     )

@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 from msgspec.structs import asdict
 
+from atoll.preview.front import Previews
 from atoll.protocol.errors import AtollError, ErrorCode, error
 from atoll.protocol.frames import MAX_PAYLOAD
 from atoll.server.app import make_app
@@ -65,16 +66,20 @@ async def _serve(settings: Settings) -> None:
         await workshop.close()
         raise occupied(settings.socket)
     raise_file_limit()
-    async with workshop, Roster(workshop, workshop.store.timeline) as roster:
+    async with (
+        workshop,
+        Roster(workshop, workshop.store.timeline) as roster,
+        Previews(roster, settings.previews, settings.state) as previews,
+    ):
         log_inherited(workshop.inherited)
         keys = Keys(workshop.store.keys)
-        server = make_server(settings, roster, keys)
+        server = make_server(settings, roster, keys, previews)
         with listening(settings) as sockets:
             logger.info("process %d serves %s", os.getpid(), settings.state)
             logger.info("ready on %s", ", ".join(map(_name, sockets)))
             gc.freeze()  # what was loaded is there for good: looking through it for garbage stops everybody for 3 ms
             watchers = [
-                asyncio.create_task(end_when_idle(server, roster, settings), name="watch for idleness"),
+                asyncio.create_task(end_when_idle(server, roster, settings, previews), name="watch for idleness"),
                 asyncio.create_task(keep_uses(keys), name="note the uses of keys"),
             ]
             try:
@@ -149,10 +154,17 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def make_server(settings: Settings, roster: Roster, keys: Keys) -> uvicorn.Server:
+def make_server(settings: Settings, roster: Roster, keys: Keys, previews: Previews | None = None) -> uvicorn.Server:
     hosts = (*LOCAL_HOSTS, *settings.allowed_hosts, *([settings.host] if settings.host else []))
     config = uvicorn.Config(
-        make_app(roster, keys, hosts, has_access_log=settings.has_access_log, has_audit_log=settings.has_audit_log),
+        make_app(
+            roster,
+            keys,
+            hosts,
+            has_access_log=settings.has_access_log,
+            has_audit_log=settings.has_audit_log,
+            previews=previews,
+        ),
         http=ClientConnection,
         ws=ClientWebSocket,
         ws_max_size=MAX_PAYLOAD,
@@ -258,7 +270,7 @@ def is_listened_on(path: Path) -> bool:
         return True
 
 
-async def end_when_idle(server: uvicorn.Server, roster: Roster, settings: Settings) -> None:
+async def end_when_idle(server: uvicorn.Server, roster: Roster, settings: Settings, previews: Previews) -> None:
     """An embedded server leaves when no client came or is connected and no sandbox is awake for a while.
 
     Its socket goes first: whoever comes then starts another server, which waits for the state directory. Those who
@@ -267,13 +279,13 @@ async def end_when_idle(server: uvicorn.Server, roster: Roster, settings: Settin
     last_needed, requests = time.monotonic(), 0
     while settings.is_embedded:
         await asyncio.sleep(min(IDLE_LOOK_SECONDS, settings.idle_exit))
-        if is_needed(server, roster) or server.server_state.total_requests != requests:
+        if is_needed(server, roster, previews) or server.server_state.total_requests != requests:
             last_needed, requests = time.monotonic(), server.server_state.total_requests
         elif time.monotonic() - last_needed >= settings.idle_exit:
             move(settings.socket, settings.socket_put_away)
             for _ in range(2):  # if the machine stands still in the one, the other is left for whoever came meanwhile
                 await asyncio.sleep(LAST_CALL_SECONDS / 2)
-            if not is_needed(server, roster):
+            if not is_needed(server, roster, previews):
                 logger.info("nobody needs this server any more")
                 server.should_exit = True
                 return
@@ -286,8 +298,8 @@ def move(path: Path, target: Path) -> None:
         path.rename(target)
 
 
-def is_needed(server: uvicorn.Server, roster: Roster) -> bool:
-    return bool(server.server_state.connections) or roster.is_needed
+def is_needed(server: uvicorn.Server, roster: Roster, previews: Previews) -> bool:
+    return bool(server.server_state.connections) or roster.is_needed or previews.is_needed
 
 
 def _name(listener: socket.socket) -> str:

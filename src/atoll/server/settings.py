@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.network.control import Upstream
+from atoll.preview.settings import PreviewSettings
 from atoll.supervisor.promised_memory import OVERCOMMIT
 
 SOCKET = "server.sock"
@@ -31,6 +32,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     upstream: Upstream | None = None  # without one, sandboxes reach nobody
     has_access_log: bool = False  # a line of the log for every request
     has_audit_log: bool = False  # one of the log of its own for every change, and everything that was refused
+    previews: PreviewSettings = PreviewSettings()
 
     @property
     def socket(self) -> Path:

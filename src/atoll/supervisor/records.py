@@ -34,11 +34,22 @@ if TYPE_CHECKING:
     from atoll.store.base import Store
 
 
+class KeptPort(msgspec.Struct, frozen=True, kw_only=True):
+    """A port that is exposed, and the token by which it is reached."""
+
+    port: int
+    token: str
+    exposed_at: datetime
+    name: str | None = None
+    expires_at: datetime | None = None
+
+
 class SharedRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of a sandbox as every machine sees it. `image_state` says on which contents of the image it was made.
 
     A variable in `env` that is None was taken away: it hides one that every sandbox has. `revision` counts the changes:
-    of two records of a sandbox, which `created_at` tells from others of its id, the higher one is the later.
+    of two records of a sandbox, which `created_at` tells from others of its id, the higher one is the later. `alias` is
+    what it is called in host names that have no room for its id.
     """
 
     id: SandboxId
@@ -50,6 +61,8 @@ class SharedRecord(msgspec.Struct, frozen=True, kw_only=True):
     upkeep: Upkeep = Upkeep()
     network: NetworkPolicy = NetworkPolicy()
     revision: int = 0
+    ports: tuple[KeptPort, ...] = ()
+    alias: str | None = None
 
 
 class LocalRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +141,7 @@ class Records:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows: dict[SandboxId, Row] = {}
+        self._aliases: dict[str, SandboxId] = {}
 
     async def load(self, *, has_unrecorded: bool) -> None:
         """Read what is kept. `has_unrecorded` says whether there are disks that carry no record: where nobody took
@@ -137,12 +151,13 @@ class Records:
         if has_unrecorded and not await self._store.custody.is_taken():
             raise _lost(self._store.place)
         await self._store.custody.take()
-        self._rows = {row.id: row for row in map(read_row, found) if row}
+        for row in filter(None, map(read_row, found)):
+            self._know(row)
 
     async def begin(self, record: SandboxRecord) -> None:
         """Put a sandbox on record whose creation is not reported yet."""
         await self._store.sandboxes.add(to_row(record, Stage.MAKING))
-        self._rows[record.id] = Row(id=record.id, stage=Stage.MAKING, record=record)
+        self._know(Row(id=record.id, stage=Stage.MAKING, record=record))
 
     async def commit(self, sandbox: SandboxId) -> None:
         """From here on it was created."""
@@ -153,12 +168,12 @@ class Records:
         """Keep a record of a sandbox that was created, anew."""
         row = self._rows[record.id]
         await self._store.sandboxes.replace(to_row(record, row.stage))
-        self._rows[record.id] = msgspec.structs.replace(row, record=record)
+        self._know(msgspec.structs.replace(row, record=record))
 
     async def restore(self, record: SandboxRecord) -> None:
         """Keep the record that a sandbox's disk carries instead of a row that is lost, older or damaged."""
         await self._store.sandboxes.put(to_row(record, Stage.CREATED))
-        self._rows[record.id] = Row(id=record.id, stage=Stage.CREATED, record=record)
+        self._know(Row(id=record.id, stage=Stage.CREATED, record=record))
 
     async def begin_removal(self, sandbox: SandboxId) -> bool:
         """From here on it is to be removed, by whoever comes next if not by us. Returns whether they will know.
@@ -178,7 +193,9 @@ class Records:
     async def forget(self, sandbox: SandboxId) -> None:
         if sandbox in self._rows:
             await self._store.sandboxes.remove(sandbox)
-            self._rows.pop(sandbox, None)
+            gone = self._rows.pop(sandbox, None)
+            if gone and gone.record and gone.record.alias:
+                self._aliases.pop(gone.record.alias, None)
 
     def exists(self, sandbox: SandboxId) -> bool:
         """Whether it was created, and not removed."""
@@ -192,6 +209,12 @@ class Records:
     def find(self, sandbox: SandboxId) -> SandboxRecord | None:
         """Of a sandbox that was created."""
         return self._find(sandbox, Stage.CREATED)
+
+    def find_by_alias(self, alias: str) -> SandboxRecord | None:
+        """The same, by what it is called in host names that have no room for its id."""
+        sandbox = self._aliases.get(alias)
+        record = self.find(sandbox) if sandbox else None
+        return record if record and record.alias == alias else None
 
     def find_to_remove(self, sandbox: SandboxId) -> SandboxRecord | None:
         """The same, also of one whose removal was begun."""
@@ -212,6 +235,11 @@ class Records:
         if row.record is None:
             raise _damaged(row, self._store)
         return row.record
+
+    def _know(self, row: Row) -> None:
+        self._rows[row.id] = row
+        if row.record and row.record.alias:
+            self._aliases[row.record.alias] = row.id
 
     def _move(self, sandbox: SandboxId, stage: Stage) -> None:
         if row := self._rows.get(sandbox):

@@ -31,6 +31,7 @@ from atoll.supervisor.recovery import Recovery
 
 if TYPE_CHECKING:
     from atoll.store.base import Timeline
+    from atoll.supervisor.records import SandboxRecord
     from atoll.supervisor.workshop import Workshop
 
 MANY_ACTORS = 64
@@ -84,6 +85,14 @@ class Roster:
                 self._forget_unused()
             self._actors[name] = SandboxActor(name, self.workshop, self._timeline, self._deadlines, self.news)
         return self._actors[name]
+
+    def existing(self, name: str) -> SandboxActor | None:
+        """Of a sandbox that exists, by its id or by its alias in host names. Nothing is kept of any other name."""
+        record = self._workshop.find_by_alias(name) or self._workshop.find(SandboxId(name))
+        return self.actor(record.id) if record else None
+
+    def records(self) -> list[SandboxRecord]:
+        return self._workshop.records()
 
     def actors(self) -> list[SandboxActor]:
         return list(self._actors.values())

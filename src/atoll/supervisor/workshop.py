@@ -376,6 +376,9 @@ class Workshop:
     def find(self, sandbox_id: SandboxId) -> SandboxRecord | None:
         return self._records.find(sandbox_id)
 
+    def find_by_alias(self, alias: str) -> SandboxRecord | None:
+        return self._records.find_by_alias(alias)
+
     async def update(self, record: SandboxRecord, **changes: Any) -> None:
         await self._replace(msgspec.structs.replace(record, **changes))
 

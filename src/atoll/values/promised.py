@@ -21,10 +21,6 @@ _IMAGES = "Until then use the image there is, and install what is missing with e
 
 # By the name of a sandbox's method, of an option of get_sandbox (with "="), or of something in `atoll`.
 PROMISED = {
-    "expose_port": _PORTS,
-    "unexpose_port": _PORTS,
-    "get_exposed_ports": _PORTS,
-    "is_port_exposed": _PORTS,
     "connect_port": _PORTS,
     "atoll.proxy_to_sandbox": _PORTS,
     "run_code": _CODE,

@@ -22,6 +22,9 @@ from atoll.client_sync.plumbing.local_server import (
     runtime_of,
 )
 from atoll.network.ways_out import RESOLV_CONF, ways_out
+from atoll.preview.address import domain_of
+from atoll.preview.settings import DEFAULT_DOMAIN, DEFAULT_HOST, PreviewSettings
+from atoll.preview.settings import DEFAULT_PORT as PREVIEW_PORT
 from atoll.protocol.durations import parse_duration
 from atoll.protocol.errors import AtollError
 from atoll.protocol.limits import MIB
@@ -135,6 +138,34 @@ class Times(click.FloatRange):
     show_default="HTTPS_PROXY or ALL_PROXY, and NO_PROXY",
     help="An HTTP or SOCKS proxy through which sandboxes reach others.",
 )
+@click.option(
+    "--preview-listen",
+    metavar="[HOST:]PORT",
+    envvar="ATOLL_PREVIEW_LISTEN",
+    show_envvar=True,
+    help=f"Serve previews here; if not given, from the first that is exposed on at {DEFAULT_HOST}:{PREVIEW_PORT}, or "
+    "a port that is free.",
+)
+@click.option(
+    "--preview-domain",
+    metavar="[SCHEME://]DOMAIN[:PORT]",
+    default=DEFAULT_DOMAIN,
+    show_default=True,
+    envvar="ATOLL_PREVIEW_DOMAIN",
+    show_envvar=True,
+    help="Previews are names below this one. Scheme and port are those that visitors use, if a proxy is in between.",
+)
+@click.option(
+    "--preview-paths",
+    is_flag=True,
+    envvar="ATOLL_PREVIEW_PATHS",
+    show_envvar=True,
+    help="Previews are paths of the domain, where it has no names below it. Then all of them are of one origin.",
+)
+@click.option(
+    "--tls-cert", type=click.Path(path_type=Path, dir_okay=False), help="Serve previews over TLS with this certificate."
+)
+@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False), help="Its key, if that is another file.")
 @click.option("--embedded", is_flag=True, hidden=True, help="End when nobody needs the server any more.")
 @click.option("--idle-exit", type=float, default=IDLE_EXIT_SECONDS, hidden=True)
 @click.option(
@@ -176,6 +207,11 @@ def serve(
     refuse_range: tuple[str, ...],
     dns_server: tuple[str, ...],
     proxy: str | None,
+    preview_listen: str | None,
+    preview_domain: str,
+    preview_paths: bool,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     embedded: bool,
     idle_exit: float,
     log_format: str,
@@ -220,6 +256,7 @@ def serve(
         ),
         has_access_log=access_log,
         has_audit_log=audit_log is not None,
+        previews=preview_settings(preview_listen, preview_domain, preview_paths, tls_cert, tls_key),
     )
     sink: Sink = StandardError()
     if log_file is not None:
@@ -238,6 +275,24 @@ def serve(
 def reopen(files: list[LogFile]) -> None:
     for file in files:
         file.reopen()
+
+
+def preview_settings(
+    listen: str | None, domain: str, by_path: bool, certificate: Path | None, key: Path | None
+) -> PreviewSettings:
+    host, _, port = (listen or "").rpartition(":")
+    if listen is not None and not (port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise click.BadParameter(f"{listen!r} is not HOST:PORT.", param_hint="--preview-listen")
+    if not domain_of(domain.rpartition("://")[2]) or domain.rpartition("://")[0] not in ("", "http", "https"):
+        raise click.BadParameter(f"{domain!r} is no domain.", param_hint="--preview-domain")
+    return PreviewSettings(
+        host=host.strip("[]") or DEFAULT_HOST,
+        port=None if listen is None else int(port),
+        domain=domain.lower(),
+        by_path=by_path,
+        certificate=certificate,
+        key=key,
+    )
 
 
 def run_logged(settings: Settings, *, has_file: bool) -> None:
