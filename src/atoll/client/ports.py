@@ -10,7 +10,7 @@ from atoll.protocol.ports import ExposedPort, ExposedPorts, ExposeRequest, check
 
 
 class AsyncPorts:
-    """What a sandbox can do with ports."""
+    """The ports of a sandbox, as the world reaches them."""
 
     _sandbox: RemoteSandbox
 

@@ -71,7 +71,7 @@ def parse_label(label: str) -> PreviewAddress | None:
 
 
 def parse_host(host: str, domain: str) -> PreviewAddress | None:
-    """What a Host header means, where previews are names below `domain`. Its port is whoever's that listens."""
+    """The address in a Host header, where previews are names below `domain`. Its port is whoever's that listens."""
     name = domain_of(host)
     if not name.endswith(f".{domain}"):
         return None
@@ -79,7 +79,7 @@ def parse_host(host: str, domain: str) -> PreviewAddress | None:
 
 
 def parse_path(target: str) -> tuple[PreviewAddress, str] | None:
-    """What the path of a request means, and what is left of it for the service."""
+    """The address in the path of a request, and what is left of that for the service."""
     found = _PATH.fullmatch(target)
     address = parse_label(found["label"]) if found else None
     if found is None or address is None:

@@ -165,7 +165,7 @@ class PreviewConnection(Requests):
             self._is_waiting_for_answer = False
 
     def _route(self, head: RequestHead, path: bytes) -> tuple[PreviewAddress | None, bytes, Visit]:
-        """Which address is meant, and the path as the service knows it."""
+        """The address that is meant, and the path as the service knows it."""
         place = self._front.place
         visit = Visit(self._client, place.scheme)
         if not place.by_path:

@@ -35,7 +35,7 @@ logger = logging.getLogger("atoll.preview")
 
 
 class Previews:
-    """One server's. Leaving the block ends every connection."""
+    """The previews of one server. Leaving the block ends every connection."""
 
     def __init__(self, roster: Roster, settings: PreviewSettings, state: Path) -> None:
         self.door = Door(roster)
@@ -157,7 +157,7 @@ async def _server_on(previews: Previews, host: str, port: int, tls: ssl.SSLConte
 
 
 def _place(settings: PreviewSettings, port: int) -> PreviewPlace:
-    """What visitors are told: with the port that is listened on, unless the operator says how they come."""
+    """The place as visitors are told: with the port that is listened on, unless the operator says how they come."""
     scheme, found, authority = settings.domain.rpartition("://")
     if found:
         return PreviewPlace(scheme, authority, settings.by_path)

@@ -181,7 +181,7 @@ def values(headers: Headers, name: bytes) -> list[bytes]:
 
 
 def named(headers: Headers) -> set[bytes]:
-    """What is said in Connection."""
+    """The words of Connection."""
     return {word.strip().lower() for value in values(headers, b"connection") for word in value.split(b",")}
 
 
@@ -200,7 +200,7 @@ def _length_lines(head: ResponseHead, framing: Framing) -> list[bytes]:
 
 
 def _passed_on(headers: Headers, but: Iterable[bytes]) -> Iterable[Header]:
-    """What is not between neighbours, nor one of these, by the letter or as a CGI program would read it."""
+    """Headers but for those between neighbours and these, by the letter or as a CGI program would read them."""
     dropped = HOP_BY_HOP | named(headers) | set(but)
     return (pair for pair in headers if pair[0].lower().replace(b"_", b"-") not in dropped)
 

@@ -46,7 +46,7 @@ class GoneError(Exception):
 
 
 class MalformedError(Exception):
-    """What came is no HTTP that can be understood."""
+    """Bytes came that are no HTTP which can be understood."""
 
 
 class HeadTooLargeError(MalformedError):
@@ -54,7 +54,7 @@ class HeadTooLargeError(MalformedError):
 
 
 class Side(asyncio.Protocol):
-    """One side of the proxy: what comes from it as events, and what goes there as fast as it is taken."""
+    """A side of the proxy: events of what comes from it, and bytes that go there as fast as they are taken."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ class Side(asyncio.Protocol):
     # What comes.
 
     async def next(self) -> Event:
-        """What comes next. GoneError, MalformedError when nothing does any more."""
+        """The next event. GoneError, MalformedError when nothing comes any more."""
         while not self._events:
             if self._failure:
                 raise self._failure
@@ -197,7 +197,7 @@ class Side(asyncio.Protocol):
             self.transport.write_eof()
 
     def close(self) -> None:
-        """What was written still goes out."""
+        """Bytes that were written still go out."""
         self.transport.close()
 
     def abort(self) -> None:

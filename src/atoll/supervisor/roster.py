@@ -88,11 +88,11 @@ class Roster:
 
     def existing(self, name: str) -> SandboxActor | None:
         """Of a sandbox that exists, by its id or by its alias in host names. Nothing is kept of any other name."""
-        record = self._workshop.find_by_alias(name) or self._workshop.find(SandboxId(name))
+        record = self.workshop.find_by_alias(name) or self.workshop.find(SandboxId(name))
         return self.actor(record.id) if record else None
 
     def records(self) -> list[SandboxRecord]:
-        return self._workshop.records()
+        return self.workshop.records()
 
     def actors(self) -> list[SandboxActor]:
         return list(self._actors.values())
