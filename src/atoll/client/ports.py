@@ -34,11 +34,11 @@ class AsyncPorts:
 
     async def unexpose_port(self, port: SupportsIndex) -> None:
         """Its URL leads nowhere from now on, and connections that came by it end. PORT_NOT_EXPOSED if it was not."""
-        await self._sandbox.tell("DELETE", f"/ports/{parse_exposable(port)}")
+        await self._sandbox.remove(f"/ports/{parse_exposable(port)}")
 
     async def get_exposed_ports(self) -> list[ExposedPort]:
         """The ports that are exposed, with their URLs."""
-        return (await self._sandbox.request("GET", ExposedPorts, path="/ports")).ports
+        return (await self._sandbox.ask_server(ExposedPorts, "/ports")).ports
 
     async def is_port_exposed(self, port: SupportsIndex) -> bool:
         number = parse_exposable(port)

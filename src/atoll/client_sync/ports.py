@@ -35,11 +35,11 @@ class Ports:
 
     def unexpose_port(self, port: SupportsIndex) -> None:
         """Its URL leads nowhere from now on, and connections that came by it end. PORT_NOT_EXPOSED if it was not."""
-        self._sandbox.tell("DELETE", f"/ports/{parse_exposable(port)}")
+        self._sandbox.remove(f"/ports/{parse_exposable(port)}")
 
     def get_exposed_ports(self) -> list[ExposedPort]:
         """The ports that are exposed, with their URLs."""
-        return (self._sandbox.request("GET", ExposedPorts, path="/ports")).ports
+        return (self._sandbox.ask_server(ExposedPorts, "/ports")).ports
 
     def is_port_exposed(self, port: SupportsIndex) -> bool:
         number = parse_exposable(port)
