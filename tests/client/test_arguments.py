@@ -100,6 +100,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "image": (5, "", b"host", True),
         "sleep_after": (*TIME, None),
         "keep_alive": FLAG,
+        "create": FLAG,
         "env": (*ENVIRONMENT, *NO_SHELL_NAMES, {"A": None}),
         "limits": (
             5,
@@ -275,7 +276,10 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
 # A noun may have its own with its own tests, as `WRONG_ARGUMENTS`.
 for file in sorted(Path(__file__).parents[1].glob("*/test_*.py")):
     if "\nWRONG_ARGUMENTS" in file.read_text():
-        WRONG |= importlib.import_module(f"tests.{file.parent.name}.{file.stem}").WRONG_ARGUMENTS
+        for where, arguments in importlib.import_module(
+            f"tests.{file.parent.name}.{file.stem}"
+        ).WRONG_ARGUMENTS.items():
+            WRONG[where] = {**WRONG.get(where, {}), **arguments}
 USUAL: dict[str, dict[str, Any]] = {
     "get_sandbox": {"id": "user-123", "url": NOWHERE},
     "temporary_sandbox": {"url": NOWHERE},

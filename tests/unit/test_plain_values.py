@@ -59,7 +59,7 @@ VALUES: tuple[Plain, ...] = (
         keep_alive=False,
     ),
 )
-# What a plain value has in another form: exact bytes, and what only Python has.
+# What a plain value has in another form: exact bytes, what only Python has, and where a relative path begins.
 IN_ANOTHER_FORM = {
     "stdout_bytes",
     "stderr_bytes",
@@ -69,6 +69,7 @@ IN_ANOTHER_FORM = {
     "raw_old_path",
     "raw_target",
     "match",
+    "listed_from",
 }
 
 

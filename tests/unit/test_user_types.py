@@ -60,11 +60,11 @@ def blocking(sandbox: atoll.Sandbox) -> None:
 
 
 def promised(sandbox: atoll.Sandbox) -> None:
-    sandbox.expose_port("80")
+    sandbox.connect_port("80")
 
 
 def unreachable(sandbox: atoll.Sandbox) -> None:
-    sandbox.expose_port(8080)
+    sandbox.connect_port(8080)
     print("it is not available yet")
 """
 
@@ -88,4 +88,4 @@ def test_what_works_is_right(tmp_path: Path) -> None:
 def test_what_does_not_work_is_found(tmp_path: Path) -> None:
     calls = [line.strip() for line in WRONG.splitlines() if line.startswith("    ")]
     found = check(WRONG, tmp_path, "--warn-unreachable")
-    assert list(dict.fromkeys(found)) == [line for line in calls if line != "sandbox.expose_port(8080)"]
+    assert list(dict.fromkeys(found)) == [line for line in calls if line != "sandbox.connect_port(8080)"]

@@ -237,9 +237,8 @@ def _checked_encoding(encoding: object) -> str:
     if encoding is None:
         return "utf-8"
     try:
-        found = codecs.lookup(encoding)  # type: ignore[arg-type]
-        if found._is_text_encoding:
-            return found.name
+        "".encode(encoding)  # type: ignore[arg-type]  # which refuses what is a codec, and not one of text
+        return codecs.lookup(encoding).name  # type: ignore[arg-type]
     except (LookupError, TypeError, ValueError):
         pass
     raise wrong_argument("encoding", encoding, "is no encoding of text", 'Give one that Python has, such as "utf-8".')
