@@ -749,6 +749,7 @@ async def test_half_a_character_in_json_is_a_typed_error(server: RunningServer, 
 
 async def test_what_is_streamed_over_http_names_what_failed_too(server: RunningServer) -> None:
     sandbox = "/v1/sandboxes/streams"
+    assert (await server.ask("PUT", sandbox, {})).status in (200, 201)
     gone = await server.ask("GET", f"{sandbox}/terminals/no")
     assert (gone.status, gone.json()["context"]) == (404, {"terminal_id": "no"})
     gone = await server.ask("GET", f"{sandbox}/processes/no/logs", headers={"Accept": "text/event-stream"})

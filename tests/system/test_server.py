@@ -496,7 +496,7 @@ def test_the_socket_and_what_is_kept_are_roots_alone(shared_server: RunningServe
         ("POST", "/v1/sandboxes/a/sessions", b'{"env": {"a-b": "c"}}', 400, "INVALID_ENVIRONMENT"),
         ("POST", "/v1/sandboxes/a/sessions", b'{"id": ""}', 400, "INVALID_SESSION_ID"),
         ("POST", "/v1/sandboxes/a/sessions", b'{"id": "/"}', 400, "INVALID_SESSION_ID"),
-        ("DELETE", "/v1/sandboxes/a/sessions/none", b"", 404, "SESSION_NOT_FOUND"),
+        ("DELETE", "/v1/sandboxes/a/sessions/none", b"", 404, "SANDBOX_NOT_FOUND"),
         ("POST", "/v1/sandboxes/a/call", b"", 400, "INVALID_REQUEST"),
         ("POST", "/v1/sandboxes/a/call", b"GET / HTTP/1.1", 400, "INVALID_REQUEST"),
         ("POST", "/v1/sandboxes/a/call", encode_frame(FrameKind.CALL, b"?"), 400, "INVALID_REQUEST"),

@@ -231,6 +231,7 @@ async def test_a_control_message_that_makes_no_sense_is_answered_and_ends_the_vi
 
 
 async def test_a_terminal_that_is_not_there_is_a_message_that_a_page_can_read(server: RunningServer) -> None:
+    await make(server, shell="cat")  # in a sandbox that is there
     async with dial(server, "terminal-none") as socket:
         page = Page(socket)
         assert await page.until_closed() == 4404

@@ -62,8 +62,9 @@ class Verbs(click.Group):
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if words and words[0] not in VERBS and not words[0].startswith("-") and not context.resilient_parsing:
-            meant = OTHER_NAMES.get(words[0]) or " or ".join(get_close_matches(words[0], VERBS))
-            hint = f" Did you mean `atoll {meant}`?" if meant else ""
+            other = OTHER_NAMES.get(words[0])
+            meant = [other] if other else get_close_matches(words[0], VERBS)
+            hint = f" Did you mean {' or '.join(f'`atoll {one}`' for one in meant)}?" if meant else ""
             raise click.UsageError(f"No such verb {words[0]!r:.100}.{hint}", context)
         return super().resolve_command(context, words)
 
