@@ -43,7 +43,7 @@ def set_policy(
     What is open and no longer allowed ends.
 
     \b
-      atoll network set user-123 --allow pypi.org:443 --allow "*.pythonhosted.org:443"
+      atoll network set user-123 --allow api.example.com:443 --allow "*.example.org:443"
       atoll network set user-123 public --deny "*.example.com"
       atoll network set user-123 none
     """
